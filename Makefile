@@ -1,0 +1,139 @@
+# Each target does its own set-up: a fresh Debian or Ubuntu machine needs only python3, git, make and
+# a C++20 compiler. Everything made here lands in .venv/ and build/.
+
+PYTHON     ?= python3
+TORCH      ?= torch==2.13.0
+JOBS       ?= $(shell nproc)
+BENCH_ARGS ?=
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+PIP   := $(PY) -m pip --disable-pip-version-check install --quiet
+PATHS := $(wildcard python tests bench tools)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+# TSan needs a predictable address space, which some kernels give only without randomisation.
+TSAN_RUN := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+# A test that hangs is ended with all its children, never waited for. At a terminal only the test itself
+# is ended, because a process group of its own would not see Ctrl-C.
+TIMEOUT      := timeout --kill-after=10 $(shell test -t 0 && echo --foreground)
+CPP_LIMIT    := $(TIMEOUT) 15m
+PYTHON_LIMIT := $(TIMEOUT) 20m
+
+# What ends up in the installed package. Folders are listed too: theirs is the date that a deletion changes.
+PACKAGE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp python -name __pycache__ -prune -o -print)
+
+# $(call need,<test>,<Debian packages>): installs the packages if the test fails and we may, else says so.
+define need
+	@{ $(1); } >/dev/null 2>&1 || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "kvzc: installing $(2)"; \
+	  apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(2) >/dev/null; \
+	else \
+	  echo "kvzc: please install: $(2) (names as in Debian and Ubuntu)"; exit 1; \
+	fi
+endef
+# $(call has_header,<name>): succeeds if the compiler finds it.
+has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-core test-python test-asan test-tsan lint bench bench-core stub clean \
+        distclean gtest benchmark
+
+help:
+	@echo "make demo         two engines and a put between them"
+	@echo "make test         all tests: test-core, then test-python"
+	@echo "make test-core    C++ unit and conformance tests"
+	@echo "make test-python  Python and layout tests, on the installed package"
+	@echo "make test-asan    C++ tests under AddressSanitizer and UBSan"
+	@echo "make test-tsan    C++ tests under ThreadSanitizer"
+	@echo "make lint         ruff and mypy"
+	@echo "make bench        C++ benchmarks; BENCH_ARGS='...' goes to kvzc_bench"
+	@echo "make stub         write python/kvzc/_core.pyi anew from the built module"
+	@echo "make clean        remove what was built; distclean removes .venv as well"
+
+# ---- set-up; each stamp is a file in .venv ----
+
+$(VENV)/.tools:
+	$(call need,$(PYTHON) -c 'import ensurepip',python3-venv)
+	@echo "kvzc: making $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) cmake ninja
+	@touch $@
+
+$(VENV)/.python: $(VENV)/.tools
+	$(call need,$(call has_header,$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h),python3-dev)
+	@echo "kvzc: installing $(TORCH) and the build requirements"
+	@$(PIP) '$(TORCH)' scikit-build-core pybind11
+	@touch $@
+
+# Without isolation, because an isolated build has a new path each time and so compiles everything anew;
+# pip checks the build requirements of pyproject.toml all the same.
+$(VENV)/.installed: $(VENV)/.python $(PACKAGE_SOURCES)
+	@echo "kvzc: building and installing kvzc"
+	@$(PIP) --no-build-isolation --check-build-dependencies \
+	  --config-settings=cmake.define.KVZC_WERROR=ON '.[test]'
+	@touch $@
+
+gtest:
+	$(call need,$(call has_header,gtest/gtest.h),libgtest-dev libbenchmark-dev)
+
+benchmark:
+	$(call need,$(call has_header,benchmark/benchmark.h),libgtest-dev libbenchmark-dev)
+
+# ---- what people ask for ----
+
+demo: $(VENV)/.installed
+	@$(PY) -m kvzc demo
+
+test: test-core test-python
+
+# $(call build,<folder>,<cmake options>)
+build = cmake -S . -B build/$(1) -G Ninja $(2) && cmake --build build/$(1)
+ctest = ctest --test-dir build/$(1) --output-on-failure --no-tests=error
+
+test-core: $(VENV)/.tools gtest
+	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
+	$(CPP_LIMIT) $(call ctest,core)
+
+# No -Werror here: GCC documents false warnings in sanitized code, and test-core has judged the same sources.
+SANITIZED := -DKVZC_TESTS=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g"
+
+test-asan: $(VENV)/.tools gtest
+	$(call build,asan,$(SANITIZED) -DKVZC_SANITIZE="address;undefined")
+	UBSAN_OPTIONS=print_stacktrace=1 $(CPP_LIMIT) $(call ctest,asan)
+
+# The conformance tests fork: a child may start threads of its own (die_after_fork), and the threads of
+# its parent, which it does not have, are no leak (report_thread_leaks).
+test-tsan: $(VENV)/.tools gtest
+	$(call build,tsan,$(SANITIZED) -DKVZC_SANITIZE=thread)
+	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 die_after_fork=0 report_thread_leaks=0" \
+	  $(CPP_LIMIT) $(TSAN_RUN) $(call ctest,tsan)
+
+test-python: $(VENV)/.installed
+	$(PYTHON_LIMIT) $(PY) -m pytest
+
+lint: $(VENV)/.installed
+	ruff check $(PATHS)
+	ruff format --check $(PATHS)
+	mypy
+
+bench: bench-core
+
+bench-core: $(VENV)/.tools benchmark
+	$(call build,bench,-DKVZC_BENCH=ON -DKVZC_WERROR=ON -DCMAKE_BUILD_TYPE=Release)
+	build/bench/kvzc_bench $(BENCH_ARGS)
+
+stub: $(VENV)/.installed
+	$(PY) tools/make_stub.py python/kvzc/_core.pyi
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed
+
+distclean: clean
+	rm -rf $(VENV)
