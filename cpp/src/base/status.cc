@@ -1,0 +1,39 @@
+#include "kvzc/status.h"
+
+#include <cstring>
+
+namespace kvzc {
+
+std::string_view code_name(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return "Ok";
+#define KVZC_NAME(code, name, builtin) \
+  case Code::code:                     \
+    return #name;
+      KVZC_STATUS_CODES(KVZC_NAME)
+#undef KVZC_NAME
+  }
+  return "Unknown";
+}
+
+Code code_from_wire(std::uint8_t number) {
+  return number <= static_cast<std::uint8_t>(Code::kSystem) ? static_cast<Code>(number)
+                                                            : Code::kProtocol;
+}
+
+Status Status::system(int error_number, std::string_view doing) {
+  char buffer[128];
+  // The GNU form returns the text, which need not lie in the buffer.
+  const char* text = strerror_r(error_number, buffer, sizeof buffer);
+  return Status(Code::kSystem, std::string(doing) + ": " + text + " (errno " +
+                                   std::to_string(error_number) + ")");
+}
+
+std::string Status::to_string() const {
+  std::string out(code_name(code_));
+  if (text_) out.append(": ").append(*text_);
+  return out;
+}
+
+}  // namespace kvzc
