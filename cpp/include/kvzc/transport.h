@@ -1,0 +1,246 @@
+// Transport and Channel: the contract that every fabric keeps.
+//
+// A Transport is one fabric in this process: it says how a peer can reach local memory and imports
+// what a peer said. A Channel carries resolved operations to one peer over that fabric. Neither
+// ever sees a region, a handle, an endpoint or an engine: an operation reaches it as runs of
+// (local pointer, remote offset, length), and what it learns goes to the two sinks of its host.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "kvzc/completion.h"
+#include "kvzc/status.h"
+
+namespace kvzc {
+
+class Doorbell;
+class FenceBoard;
+class OwnedFd;
+class SharedMemory;
+class Channel;
+
+inline constexpr std::size_t kMaxTagBytes = 240;
+
+enum class Direction : std::uint8_t { kPut, kGet };
+
+// A tag of up to kMaxTagBytes bytes, held in place.
+struct Tag {
+  std::uint8_t nbytes = 0;
+  std::byte bytes[kMaxTagBytes];
+
+  std::string_view view() const { return {reinterpret_cast<const char*>(bytes), nbytes}; }
+};
+
+// Local memory as a transport sees it. Borrows everything.
+struct MemoryPiece {
+  std::byte* data = nullptr;
+  std::uint64_t nbytes = 0;
+  const SharedMemory* shared = nullptr;  // What it lies in, if that can be mapped elsewhere.
+};
+
+// Bytes and descriptors that travel to a peer over the control connection.
+struct Blob {
+  std::vector<std::byte> bytes;
+  std::vector<OwnedFd> fds;
+
+  Blob();
+  ~Blob();
+  Blob(Blob&&) noexcept;
+  Blob& operator=(Blob&&) noexcept;
+};
+
+// A peer's memory, reachable through one transport. Destroying it lets go of mapping or key.
+class RemoteMemory {
+ public:
+  virtual ~RemoteMemory() = default;
+  virtual std::uint64_t nbytes() const = 0;
+  // Says whether both are the same physical memory, so that a copy could run into itself.
+  virtual bool is_same_as(const MemoryPiece& piece) const = 0;
+};
+
+// One contiguous piece of an operation, contiguous on both sides.
+struct Run {
+  std::byte* local;
+  std::uint64_t remote;  // Offset within the segment's remote memory.
+  std::uint64_t nbytes;
+};
+
+// Consecutive runs of one operation that touch the same remote memory.
+struct Segment {
+  std::uint32_t first_run;
+  std::uint32_t run_count;
+  RemoteMemory* remote;
+};
+
+// Where the owner of a grant keeps its epoch, and the epoch at which the grant holds.
+struct FenceTicket {
+  std::uint32_t slot = 0;
+  std::uint64_t epoch = 0;
+};
+
+// A bounded part of an operation, done as a whole under one look at the fence.
+struct Chunk {
+  std::uint32_t segment;
+  std::uint32_t first_run;
+  std::uint64_t skip_bytes;  // Bytes of first_run that earlier chunks cover.
+  std::uint64_t nbytes;
+};
+
+// One accepted put or get on its way. The engine fills it, the channel moves it, and the channel
+// retires it exactly once through OperationSink. Counted: whoever looks at it holds a reference.
+struct Operation {
+  TransferState state;
+
+  Direction direction = Direction::kPut;
+  bool has_tag = false;  // A credit for it is taken before the operation is posted.
+  Tag tag;
+  FenceTicket fence;
+  std::uint64_t nbytes = 0;
+  std::vector<Run> runs;
+  std::vector<Segment> segments;
+  std::uint64_t after = 0;  // Opaque: what the source waits for on its device.
+
+  // The channel it runs on; null while it waits for one. Thread: any.
+  std::atomic<Channel*> channel{nullptr};
+
+  // The channel's own book-keeping.
+  std::vector<Chunk> chunks;
+  std::atomic<std::uint32_t> next_chunk{0};
+  std::atomic<std::uint32_t> chunks_left{0};
+
+  // Gives it a reason to end other than done; the first one counts. Parts of it that have not
+  // begun will not. Thread: any.
+  void fail(Status why);
+  bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+  // Gives the reason, or ok. Thread: any.
+  Status failure() const;
+  void clear_failure();
+
+  void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
+  // Gives whether this was the last reference.
+  [[nodiscard]] bool release() {
+    return references_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+  }
+
+ private:
+  std::atomic<std::uint32_t> references_{0};
+  std::atomic<bool> failed_{false};
+  mutable std::mutex failure_mutex_;
+  Status failure_;  // Guarded by failure_mutex_.
+};
+
+// Where channels report the end of operations. Thread: any.
+class OperationSink {
+ public:
+  virtual ~OperationSink() = default;
+  // Takes back an operation that is quiet: not one more byte of it moves.
+  virtual void retire(Operation& operation, Status status) = 0;
+  // Takes an additional reference / drops it.
+  virtual void retain(Operation& operation) = 0;
+  virtual void release(Operation& operation) = 0;
+};
+
+// Where channels report tags. Thread: any.
+class ArrivalSink {
+ public:
+  virtual ~ArrivalSink() = default;
+  // A tag came in on the channel made with `peer_token`; `code` is not kOk when the transfer that
+  // carried it failed. All bytes of a good one are readable.
+  virtual void arrived(std::uint64_t peer_token, std::string_view tag, Code code) = 0;
+};
+
+struct TransportTuning {
+  std::uint32_t copy_threads = 0;              // 0: one less than the cores, at most 4, at least 1.
+  std::uint64_t inline_bytes = 128u << 10;     // Up to this the caller copies by itself.
+  std::uint64_t chunk_bytes = 256u << 10;      // A revoke waits for at most one chunk per thread.
+  std::uint64_t streaming_bytes = 1u << 20;    // From this on copies bypass the cache.
+  std::uint32_t tag_ring_bytes = 256u << 10;   // Per peer and direction, a power of two.
+  std::uint32_t arrival_depth = 65536;         // Tags per peer that nobody has taken yet.
+};
+
+// What an engine lends to its transports; all of it outlives them.
+struct TransportHost {
+  Doorbell& doorbell;
+  FenceBoard& fences;
+  OperationSink& operations;
+  ArrivalSink& arrivals;
+  TransportTuning tuning;
+};
+
+// What is known of a peer that a channel has lost.
+enum class PeerFate {
+  kGone,     // Its process has exited or its engine has closed: no thread of it writes any more.
+  kUnknown,  // It may still be writing.
+};
+
+class Channel {
+ public:
+  virtual ~Channel() = default;
+
+  // --- Initiator side. Thread: any. ---
+
+  // Takes an operation over and ends it exactly once, now or later. Cost: small ones are copied
+  // before this returns; never blocks otherwise.
+  virtual void post(Operation& operation) = 0;
+  // Does a share of the operation's work on this thread; returns when nothing is left to begin, or
+  // soon after the deadline.
+  virtual void help(Operation& operation, std::int64_t deadline_ns) = 0;
+  // Takes the credit for one tag. Errors: kWouldBlock when the peer's inbox is full; the cause
+  // when the channel is lost.
+  virtual Status take_credit(std::size_t tag_bytes) = 0;
+  // Gives a credit back that no tag was sent for.
+  virtual void return_credit(std::size_t tag_bytes) = 0;
+  // Sleeps until a credit for such a tag may be there, at most `timeout_ns`.
+  virtual void wait_for_credit(std::size_t tag_bytes, std::int64_t timeout_ns) = 0;
+  // Sends a tag without data, after a credit was taken for it.
+  virtual void send_tag(const Tag& tag, Code code) = 0;
+
+  // --- Target side. Thread: any. ---
+
+  // Hands every tag that has come in to the arrival sink.
+  virtual void drain() = 0;
+  // Gives the peer `count` credits back.
+  virtual void grant_credits(std::uint32_t count) = 0;
+  // Returns once the peer can no longer touch memory through the grant whose epoch was moved on.
+  // Errors: kTimedOut.
+  virtual Status fence(FenceTicket grant, std::int64_t deadline_ns) = 0;
+
+  // --- Both. Thread: any. ---
+
+  // Makes everything on this channel fail with `why`; the first cause counts, a peer's being gone
+  // counts whenever it is said.
+  virtual void lose(Status why, PeerFate fate) = 0;
+};
+
+// One half of a channel, before the other side's half is known.
+class ChannelHalf {
+ public:
+  virtual ~ChannelHalf() = default;
+  // Gives what the peer needs to build the other half. Called once.
+  virtual Result<Blob> offer() = 0;
+  // Joins both halves. `kick` asks the peer's engine, by the control connection, to drain.
+  virtual Result<std::unique_ptr<Channel>> join(Blob peer_offer, std::uint64_t peer_token,
+                                                void (*kick)(void*), void* kick_context) = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  // Gives a constant, terminated text.
+  virtual const char* name() const = 0;
+  // Says how a peer reaches this memory. Errors: kTransportUnavailable with reason and remedy.
+  virtual Result<Blob> describe(const MemoryPiece& piece) = 0;
+  virtual Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description,
+                                                              std::uint64_t nbytes) = 0;
+  virtual Result<std::unique_ptr<ChannelHalf>> open_channel() = 0;
+  // Ends the transport's threads. Operations that are still queued are finished first.
+  virtual void stop() = 0;
+};
+
+}  // namespace kvzc

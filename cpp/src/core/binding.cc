@@ -1,0 +1,77 @@
+#include "core/binding.h"
+
+#include <algorithm>
+
+#include "core/endpoint.h"
+
+namespace kvzc {
+namespace {
+
+// All their tags together fit into an empty ring of the default size.
+constexpr std::size_t kMostWaiting = 1024;
+
+}  // namespace
+
+Binding::Next Binding::enter(OperationSlot& operation, std::shared_ptr<const Resolved>* resolved,
+                             Status* why) {
+  std::lock_guard lock(mutex_);
+  switch (state_) {
+    case State::kReady:
+      if (resolved_->endpoint->is_lost()) {
+        *why = resolved_->endpoint->why();
+        return Next::kFail;
+      }
+      *resolved = resolved_;
+      return Next::kPost;
+    case State::kFailed:
+      *why = why_;
+      return Next::kFail;
+    case State::kNew:
+    case State::kResolving:
+      break;
+  }
+  if (waiting_.size() >= kMostWaiting) return Next::kFull;
+  waiting_.push_back(&operation);
+  if (state_ == State::kResolving) return Next::kWait;
+  state_ = State::kResolving;
+  return Next::kStart;
+}
+
+std::shared_ptr<const Binding::Resolved> Binding::resolved() const {
+  std::lock_guard lock(mutex_);
+  return resolved_;
+}
+
+Status Binding::failure() const {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kReady && resolved_->endpoint->is_lost()) return resolved_->endpoint->why();
+  return state_ == State::kFailed ? why_ : Status::ok();
+}
+
+std::vector<OperationSlot*> Binding::resolve(std::shared_ptr<const Resolved> resolved) {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kFailed) return {};  // The engine closed meanwhile.
+  state_ = State::kReady;
+  resolved_ = std::move(resolved);
+  return std::exchange(waiting_, {});
+}
+
+std::vector<OperationSlot*> Binding::fail(Status why, Finality finality) {
+  std::shared_ptr<const Resolved> dropped;  // Declared first: let go of after the lock.
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kFailed) return {};
+  state_ = finality == Finality::kFinal ? State::kFailed : State::kNew;
+  why_ = std::move(why);
+  dropped.swap(resolved_);
+  return std::exchange(waiting_, {});
+}
+
+bool Binding::withdraw(OperationSlot& operation) {
+  std::lock_guard lock(mutex_);
+  const auto at = std::find(waiting_.begin(), waiting_.end(), &operation);
+  if (at == waiting_.end()) return false;
+  waiting_.erase(at);
+  return true;
+}
+
+}  // namespace kvzc

@@ -1,0 +1,65 @@
+// Binding: one grant as this engine can use it. Operations wait here until it is resolved.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/operation_slot.h"
+#include "kvzc/handle.h"
+#include "kvzc/transport.h"
+
+namespace kvzc {
+
+class Endpoint;
+
+class Binding {
+ public:
+  // Everything that an operation through the grant needs; constant, shared by those that run.
+  struct Resolved {
+    std::shared_ptr<Endpoint> endpoint;
+    Channel* channel = nullptr;
+    const char* transport = nullptr;
+    std::vector<std::shared_ptr<RemoteMemory>> memories;  // One per storage of the handle.
+    std::vector<std::uint64_t> storage_ids;
+    FenceTicket fence;
+  };
+
+  explicit Binding(HandleInfo info) : info_(std::move(info)) {}
+  const HandleInfo& info() const { return info_; }
+
+  // What a new operation does. Thread: any.
+  enum class Next {
+    kPost,   // `resolved` is filled in.
+    kWait,   // It was queued; the grant is being resolved.
+    kStart,  // It was queued, and the caller must have the grant resolved.
+    kFail,   // `why` is filled in.
+    kFull,   // Too many wait already; it was not queued.
+  };
+  Next enter(OperationSlot& operation, std::shared_ptr<const Resolved>* resolved, Status* why);
+  // Gives the resolved form, or null.
+  std::shared_ptr<const Resolved> resolved() const;
+  // Says why nothing goes through it, or ok.
+  Status failure() const;
+
+  // Ends the waiting. The operations are the caller's to post or retire. Thread: control.
+  std::vector<OperationSlot*> resolve(std::shared_ptr<const Resolved> resolved);
+  // A final failure stays; another one lets the next operation try again.
+  enum class Finality { kFinal, kRetry };
+  std::vector<OperationSlot*> fail(Status why, Finality finality);
+  // Takes one waiting operation out, if it is still there. Thread: any.
+  bool withdraw(OperationSlot& operation);
+
+ private:
+  enum class State { kNew, kResolving, kReady, kFailed };
+
+  const HandleInfo info_;
+  mutable std::mutex mutex_;  // Guards the rest.
+  State state_ = State::kNew;
+  std::shared_ptr<const Resolved> resolved_;
+  Status why_;
+  std::vector<OperationSlot*> waiting_;
+};
+
+}  // namespace kvzc

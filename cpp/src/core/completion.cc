@@ -1,0 +1,64 @@
+#include "kvzc/completion.h"
+
+#include "base/futex.h"
+
+namespace kvzc {
+
+void Waker::fire() {
+  fired_.store(1, std::memory_order_release);
+  futex_wake_all(fired_, FutexScope::kPrivate);
+}
+
+void Waker::sleep(std::int64_t timeout_ns) const {
+  if (!has_fired()) futex_wait(fired_, 0, timeout_ns, FutexScope::kPrivate);
+}
+
+void TransferState::lock() {
+  while (watch_lock_.exchange(true, std::memory_order_acquire)) cpu_relax();
+}
+
+bool TransferState::end(Status status, std::int64_t at_ns) {
+  std::uint32_t expected = kRunning;
+  if (!phase_.compare_exchange_strong(expected, kEnding, std::memory_order_relaxed)) return false;
+  status_ = std::move(status);
+  done_ns_ = at_ns;
+  // Under the lock, so that a watcher either sees the end or is seen by it; and so that nobody who
+  // learned of the end can take the object away while its wakers are still being fired.
+  lock();
+  phase_.store(kEnded, std::memory_order_release);
+  for (Watch* watch = watches_; watch != nullptr; watch = watch->next) watch->waker->fire();
+  unlock();
+  return true;
+}
+
+void TransferState::watch(Watch& watch) {
+  lock();
+  if (has_ended()) {
+    watch.waker->fire();
+  } else {
+    watch.next = watches_;
+    watches_ = &watch;
+  }
+  unlock();
+}
+
+void TransferState::unwatch(Watch& watch) {
+  lock();
+  for (Watch** at = &watches_; *at != nullptr; at = &(*at)->next) {
+    if (*at == &watch) {
+      *at = watch.next;
+      break;
+    }
+  }
+  unlock();
+}
+
+void TransferState::restart(std::int64_t submitted_ns) {
+  status_ = Status();
+  watches_ = nullptr;
+  submitted_ns_ = submitted_ns;
+  done_ns_ = 0;
+  phase_.store(kRunning, std::memory_order_relaxed);
+}
+
+}  // namespace kvzc

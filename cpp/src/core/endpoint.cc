@@ -1,0 +1,634 @@
+#include "core/endpoint.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace kvzc {
+namespace {
+
+constexpr std::int64_t kConnectRetryNs = 5'000'000;
+
+// Roles of proofs; one side's never serves as the other's.
+constexpr std::string_view kOwnerRole = "kvzc owner";
+constexpr std::string_view kHolderRole = "kvzc holder";
+constexpr std::string_view kAttachRole = "kvzc attach";
+constexpr std::string_view kAttachedRole = "kvzc attached";
+
+Status out_of_order() {
+  return Status(Code::kProtocol, "the peer sent a control message out of order");
+}
+
+// Splits the descriptors of a message among its parts.
+Result<std::vector<OwnedFd>> take_fds(std::vector<OwnedFd>& fds, std::size_t* at,
+                                      std::size_t count) {
+  std::vector<OwnedFd> out;
+  if (count > fds.size() - *at) {
+    return Status(Code::kProtocol, "the peer sent fewer descriptors than it said");
+  }
+  for (; count > 0; --count) out.push_back(std::move(fds[(*at)++]));
+  return out;
+}
+
+}  // namespace
+
+Endpoint::Endpoint(EndpointHost& host, std::int64_t handshake_deadline_ns)
+    : host_(host), handshake_deadline_ns_(handshake_deadline_ns) {}
+
+Endpoint::~Endpoint() = default;
+
+// --- Any thread ---
+
+Status Endpoint::why() const {
+  std::lock_guard lock(why_mutex_);
+  return why_;
+}
+
+void Endpoint::drain() {
+  for (const auto& channel : channels_) {
+    if (channel) channel->drain();
+  }
+}
+
+void Endpoint::grant_credits(std::uint32_t count) {
+  // Tags come over the first channel that both sides have, and so do their credits.
+  for (const auto& channel : channels_) {
+    if (!channel) continue;
+    channel->grant_credits(count);
+    return;
+  }
+}
+
+Status Endpoint::fence(FenceTicket grant, std::int64_t deadline_ns) {
+  for (const auto& channel : channels_) {
+    if (!channel) continue;
+    Status fenced = channel->fence(grant, deadline_ns);
+    if (!fenced.is_ok()) return Status(fenced.code(), peer_words() + ": " + std::string(fenced.text()));
+  }
+  return Status::ok();
+}
+
+std::string Endpoint::peer_words() const {
+  if (!info_) return "the peer";
+  return "engine '" + info_->engine_name + "' (pid " + std::to_string(info_->pid) + ")";
+}
+
+// --- Set-up ---
+
+void Endpoint::connect(std::shared_ptr<Binding> first) {
+  first_ = std::move(first);
+  peer_incarnation_ = first_->info().incarnation;
+  stage_ = Stage::kConnecting;
+  try_connect();
+}
+
+void Endpoint::try_connect() {
+  if (stage_ != Stage::kConnecting || is_lost()) return;
+  const HandleInfo& info = first_->info();
+  const auto address =
+      std::find_if(info.addresses.begin(), info.addresses.end(),
+                   [](const EngineAddress& each) { return each.kind == AddressKind::kUnix; });
+  if (address == info.addresses.end()) {
+    lose(Status(Code::kTransportUnavailable,
+                "the handle has no address that this kvzc can reach; it reads Unix addresses"),
+         PeerFate::kUnknown);
+    return;
+  }
+  Result<OwnedFd> socket = connect_to(address->text);
+  if (!socket.is_ok()) {
+    if (socket.status().code() == Code::kWouldBlock) {
+      host_.loop().run_at(now_ns() + kConnectRetryNs,
+                          [self = shared_from_this()] { self->try_connect(); });
+      return;
+    }
+    lose(socket.status(), PeerFate::kUnknown);
+    return;
+  }
+  socket_ = socket.take();
+  Result<PeerCredentials> credentials = peer_credentials(socket_.get());
+  if (!credentials.is_ok()) return lose(credentials.status(), PeerFate::kUnknown);
+  credentials_ = *credentials;
+  if (!host_.is_allowed(credentials_.uid)) {
+    return lose(Status(Code::kAccessDenied,
+                       "the engine at '" + address->text + "' runs as user id " +
+                           std::to_string(credentials_.uid) +
+                           ", which is not ours; name that user in Engine(allow_users=[...]) on "
+                           "both sides to allow it"),
+                PeerFate::kUnknown);
+  }
+  Status watched = watch_socket();
+  if (!watched.is_ok()) return lose(watched, PeerFate::kUnknown);
+  hello_.from = host_.incarnation();
+  hello_.to = info.incarnation;
+  hello_.grant_id = info.grant_id;
+  hello_.engine_name = host_.engine_name();
+  Status filled = fill_random(hello_.nonce);
+  if (!filled.is_ok()) return lose(filled, PeerFate::kUnknown);
+  stage_ = Stage::kAwaitChallenge;
+  send(wire::encode(hello_));
+}
+
+void Endpoint::accept(OwnedFd socket) {
+  is_server_ = true;
+  stage_ = Stage::kAwaitHello;
+  socket_ = std::move(socket);
+  Status watched = watch_socket();
+  if (!watched.is_ok()) return lose(watched, PeerFate::kUnknown);
+  Result<PeerCredentials> credentials = peer_credentials(socket_.get());
+  if (!credentials.is_ok()) return lose(credentials.status(), PeerFate::kUnknown);
+  credentials_ = *credentials;
+  if (!host_.is_allowed(credentials_.uid)) {
+    const Status refused = refuse(
+        Code::kAccessDenied, "the engine '" + host_.engine_name() + "' does not serve user id " +
+                                 std::to_string(credentials_.uid) +
+                                 "; name that user in its Engine(allow_users=[...]) to allow it");
+    lose(refused, PeerFate::kUnknown);
+  }
+}
+
+Status Endpoint::watch_socket() {
+  return host_.loop().watch(socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t events) {
+    self->on_events(events);
+  });
+}
+
+void Endpoint::on_events(std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0) flush();
+  // As much as is there, but not for ever: other peers wait too.
+  for (int messages = 0; messages < 64 && !is_lost(); ++messages) {
+    Result<Message> message = receive_message(socket_.get());
+    if (!message.is_ok()) {
+      if (message.status().code() == Code::kWouldBlock) return;
+      if (message.status().code() == Code::kPeerLost && stage_ == Stage::kReady) {
+        lose(Status(Code::kPeerLost, peer_words() + " is gone: its process has exited or was "
+                                                    "killed"),
+             PeerFate::kGone);
+      } else {
+        lose(message.status(), PeerFate::kUnknown);
+      }
+      return;
+    }
+    on_message(message.take());
+  }
+}
+
+void Endpoint::on_message(Message message) {
+  const auto opened = wire::open(message.bytes);
+  Status handled = opened.is_ok()
+                       ? handle(opened->first, opened->second, std::move(message.fds))
+                       : opened.status();
+  if (!handled.is_ok()) lose(handled, PeerFate::kUnknown);
+}
+
+Status Endpoint::handle(wire::Type type, std::span<const std::byte> body,
+                        std::vector<OwnedFd> fds) {
+  // Gives a decoded body to `then`, or says why it could not be decoded.
+  const auto with = [](auto decoded, auto then) -> Status {
+    if (!decoded.is_ok()) return decoded.status();
+    return then(*decoded);
+  };
+  switch (type) {
+    case wire::Type::kHello:
+      if (stage_ != Stage::kAwaitHello) return out_of_order();
+      return with(wire::decode_hello(body), [&](auto& m) { return on_hello(m); });
+    case wire::Type::kChallenge:
+      if (stage_ != Stage::kAwaitChallenge) return out_of_order();
+      return with(wire::decode_challenge(body), [&](auto& m) { return on_challenge(m); });
+    case wire::Type::kProof:
+      if (stage_ != Stage::kAwaitProof) return out_of_order();
+      return with(wire::decode_proof(body), [&](auto& m) { return on_proof(m, std::move(fds)); });
+    case wire::Type::kWelcome:
+      if (stage_ != Stage::kAwaitWelcome) return out_of_order();
+      return with(wire::decode_welcome(body),
+                  [&](auto& m) { return on_welcome(m, std::move(fds)); });
+    case wire::Type::kRefuse:
+      return with(wire::decode_refuse(body), [&](auto& m) {
+        return Status(m.code == Code::kOk ? Code::kProtocol : m.code, m.text);
+      });
+    case wire::Type::kBye:
+      return with(wire::decode_refuse(body), [&](auto& m) {
+        // It has fenced its own writers before it said so.
+        lose(Status(Code::kPeerLost, peer_words() + " has gone: " + m.text), PeerFate::kGone);
+        return Status::ok();
+      });
+    default:
+      break;
+  }
+  if (stage_ != Stage::kReady) return out_of_order();
+  switch (type) {
+    case wire::Type::kAttach:
+      return with(wire::decode_attach(body), [&](auto& m) { return on_attach(m); });
+    case wire::Type::kStorage:
+      return with(wire::decode_storage(body),
+                  [&](auto& m) { return on_storage(m, std::move(fds)); });
+    case wire::Type::kAttached:
+      return with(wire::decode_attached(body), [&](auto& m) {
+        on_attached(m);
+        return Status::ok();
+      });
+    case wire::Type::kRelease:
+      return with(wire::decode_release(body), [&](auto& m) {
+        on_release(m);
+        return Status::ok();
+      });
+    case wire::Type::kKick:
+      drain();
+      return Status::ok();
+    default:
+      return out_of_order();
+  }
+}
+
+Status Endpoint::on_hello(const wire::Hello& hello) {
+  if (hello.lowest_version > wire::kProtocolVersion ||
+      hello.highest_version < wire::kProtocolVersion) {
+    return refuse(Code::kUnsupported,
+                  "the engine '" + host_.engine_name() + "' speaks control protocol 1, the peer " +
+                      std::to_string(hello.lowest_version) + " to " +
+                      std::to_string(hello.highest_version) + ": use the same kvzc on both sides");
+  }
+  if (hello.to != host_.incarnation()) {
+    return refuse(Code::kStaleHandle,
+                  "the handle is from an earlier life of engine '" + host_.engine_name() +
+                      "', which has restarted since; ask it for a fresh handle");
+  }
+  door_ = host_.grants().find(hello.grant_id);
+  if (!door_) {
+    return refuse(Code::kRevoked,
+                  "the owner has revoked this grant, or closed its region; ask it for a new "
+                  "handle");
+  }
+  hello_ = hello;
+  peer_incarnation_ = hello.from;
+  peer_name_ = hello.engine_name;
+  wire::Challenge challenge;
+  Status filled = fill_random(challenge.nonce);
+  if (!filled.is_ok()) return filled;
+  session_ = wire::session(hello_, challenge.nonce);
+  challenge.proof = wire::prove(door_->key, kOwnerRole, session_, door_->id);
+  challenge.engine_name = host_.engine_name();
+  stage_ = Stage::kAwaitProof;
+  send(wire::encode(challenge));
+  return Status::ok();
+}
+
+Status Endpoint::on_challenge(const wire::Challenge& challenge) {
+  session_ = wire::session(hello_, challenge.nonce);
+  const HandleInfo& info = first_->info();
+  if (challenge.version != wire::kProtocolVersion ||
+      !equal_in_constant_time(challenge.proof,
+                              wire::prove(info.key, kOwnerRole, session_, info.grant_id))) {
+    return Status(Code::kBadHandle,
+                  "who listens at the handle's address does not know the handle's key: the handle "
+                  "is forged or damaged, or another program has taken the address");
+  }
+  peer_name_ = challenge.engine_name;
+  wire::Proof proof;
+  proof.proof = wire::prove(info.key, kHolderRole, session_, info.grant_id);
+  std::vector<OwnedFd> fds;
+  Status offered = make_offers(&proof.offers, &fds);
+  if (!offered.is_ok()) return offered;
+  stage_ = Stage::kAwaitWelcome;
+  send(wire::encode(proof), std::move(fds));
+  return Status::ok();
+}
+
+Status Endpoint::on_proof(const wire::Proof& proof, std::vector<OwnedFd> fds) {
+  if (!equal_in_constant_time(proof.proof,
+                              wire::prove(door_->key, kHolderRole, session_, door_->id))) {
+    return refuse(Code::kBadHandle, "the peer does not know the key of the grant it named");
+  }
+  wire::Welcome welcome;
+  std::vector<OwnedFd> own_fds;
+  Status joined = make_offers(&welcome.offers, &own_fds);
+  if (joined.is_ok()) joined = join_offers(proof.offers, std::move(fds));
+  if (!joined.is_ok()) return refuse(joined.code(), std::string(joined.text()));
+  send(wire::encode(welcome), std::move(own_fds));
+  become_ready();
+  return Status::ok();
+}
+
+Status Endpoint::on_welcome(const wire::Welcome& welcome, std::vector<OwnedFd> fds) {
+  Status joined = join_offers(welcome.offers, std::move(fds));
+  if (!joined.is_ok()) return joined;
+  become_ready();
+  return Status::ok();
+}
+
+Status Endpoint::make_offers(std::vector<wire::Offer>* offers, std::vector<OwnedFd>* fds) {
+  for (const auto& transport : host_.transports()) {
+    Result<std::unique_ptr<ChannelHalf>> half = transport->open_channel();
+    if (!half.is_ok()) return half.status();
+    Result<Blob> blob = (*half)->offer();
+    if (!blob.is_ok()) return blob.status();
+    offers->push_back({std::string(transport->name()), std::move(blob->bytes),
+                       static_cast<std::uint8_t>(blob->fds.size())});
+    std::move(blob->fds.begin(), blob->fds.end(), std::back_inserter(*fds));
+    halves_.push_back(half.take());
+  }
+  return Status::ok();
+}
+
+Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector<OwnedFd> fds) {
+  const auto transports = host_.transports();
+  // The channels report arrivals with the endpoint's address, and these need to know the peer.
+  info_ = std::make_shared<const PeerInfo>(
+      PeerInfo{peer_incarnation_, peer_name_, credentials_.pid, credentials_.uid});
+  channels_.resize(transports.size());
+  bool has_one = false;
+  std::size_t at = 0;
+  for (const wire::Offer& offer : offers) {
+    Result<std::vector<OwnedFd>> own = take_fds(fds, &at, offer.fd_count);
+    if (!own.is_ok()) return own.status();
+    for (std::size_t i = 0; i < transports.size(); ++i) {
+      if (transports[i]->name() != offer.transport || channels_[i]) continue;
+      Blob blob;
+      blob.bytes = offer.bytes;
+      blob.fds = own.take();
+      Result<std::unique_ptr<Channel>> channel = halves_[i]->join(
+          std::move(blob), reinterpret_cast<std::uint64_t>(this),
+          [](void* self) {
+            // A full socket means that the peer's control thread has something to read anyway.
+            (void)send_message(static_cast<Endpoint*>(self)->socket_.get(), wire::encode_kick(),
+                               {});
+          },
+          this);
+      if (!channel.is_ok()) return channel.status();
+      channels_[i] = channel.take();
+      has_one = true;
+      break;
+    }
+  }
+  halves_.clear();
+  if (has_one) return Status::ok();
+  std::string ours, theirs;
+  for (const auto& transport : transports) ours += " " + std::string(transport->name());
+  for (const wire::Offer& offer : offers) theirs += " " + offer.transport;
+  return Status(Code::kTransportUnavailable, "no transport in common: here" + ours +
+                                                 ", at the peer" + theirs);
+}
+
+void Endpoint::become_ready() {
+  stage_ = Stage::kReady;
+  door_.reset();
+  is_ready_.store(true, std::memory_order_release);
+  host_.endpoint_ready(*this);
+  if (first_) to_attach_.insert(to_attach_.begin(), std::exchange(first_, nullptr));
+  for (const auto& binding : std::exchange(to_attach_, {})) send_attach(binding);
+}
+
+// --- Grants and storages ---
+
+void Endpoint::attach(std::shared_ptr<Binding> binding) {
+  if (stage_ == Stage::kReady) {
+    send_attach(binding);
+  } else {
+    to_attach_.push_back(std::move(binding));
+  }
+}
+
+void Endpoint::send_attach(const std::shared_ptr<Binding>& binding) {
+  const HandleInfo& info = binding->info();
+  wire::Attach attach;
+  attach.request = next_request_++;
+  attach.grant_id = info.grant_id;
+  attach.proof = wire::prove(info.key, kAttachRole, session_, info.grant_id);
+  attaching_[attach.request] = binding;
+  send(wire::encode(attach));
+}
+
+Status Endpoint::on_attach(const wire::Attach& attach) {
+  wire::Attached answer;
+  answer.request = attach.request;
+  const std::shared_ptr<const Grant> grant = host_.grants().find(attach.grant_id);
+  if (!grant) {
+    answer.code = Code::kRevoked;
+    answer.text = "the owner has revoked this grant, or closed its region; ask it for a new handle";
+  } else if (!equal_in_constant_time(
+                 attach.proof, wire::prove(grant->key, kAttachRole, session_, grant->id))) {
+    answer.code = Code::kBadHandle;
+    answer.text = "the handle's key does not fit its grant: the handle is forged or damaged";
+  } else {
+    answer.proof = wire::prove(grant->key, kAttachedRole, session_, grant->id);
+    answer.fence_slot = grant->fence.slot;
+    answer.fence_epoch = grant->fence.epoch;
+    for (const auto& storage : grant->memory->storages) {
+      answer.storages.push_back(storage->id);
+      if (!exported_.insert(storage->id).second) continue;
+      Status sent = send_storage(*storage);
+      if (sent.is_ok()) continue;
+      exported_.erase(storage->id);
+      answer.code = sent.code();
+      answer.text = "the owner could not share the memory: " + std::string(sent.text());
+      break;
+    }
+  }
+  send(wire::encode(answer));
+  return Status::ok();
+}
+
+Status Endpoint::send_storage(const LocalStorage& storage) {
+  wire::Storage message;
+  message.id = storage.id;
+  message.nbytes = storage.nbytes;
+  std::vector<OwnedFd> fds;
+  const auto transports = host_.transports();
+  for (std::size_t i = 0; i < transports.size(); ++i) {
+    if (!channels_[i]) continue;
+    wire::Road road;
+    road.transport = transports[i]->name();
+    Result<Blob> blob = transports[i]->describe(storage.piece());
+    if (blob.is_ok()) {
+      road.bytes = std::move(blob->bytes);
+      road.fd_count = static_cast<std::uint8_t>(blob->fds.size());
+      std::move(blob->fds.begin(), blob->fds.end(), std::back_inserter(fds));
+    } else if (blob.status().code() == Code::kTransportUnavailable) {
+      road.code = blob.status().code();
+      road.text = blob.status().text();
+    } else {
+      return blob.status();
+    }
+    message.roads.push_back(std::move(road));
+  }
+  send(wire::encode(message), std::move(fds));
+  return Status::ok();
+}
+
+Status Endpoint::on_storage(const wire::Storage& storage, std::vector<OwnedFd> fds) {
+  const auto transports = host_.transports();
+  Import import;
+  import.nbytes = storage.nbytes;
+  for (const auto& transport : transports) {
+    import.roads.emplace_back(Status(Code::kTransportUnavailable,
+                                     std::string(transport->name()) + ": the peer does not have it"));
+  }
+  std::size_t at = 0;
+  for (const wire::Road& road : storage.roads) {
+    Result<std::vector<OwnedFd>> own = take_fds(fds, &at, road.fd_count);
+    if (!own.is_ok()) return own.status();
+    for (std::size_t i = 0; i < transports.size(); ++i) {
+      if (transports[i]->name() != road.transport) continue;
+      if (road.code != Code::kOk) {
+        import.roads[i] = Status(road.code, road.text);
+        continue;
+      }
+      Blob blob;
+      blob.bytes = road.bytes;
+      blob.fds = own.take();
+      import.roads[i] = transports[i]->import_memory(std::move(blob), storage.nbytes);
+    }
+  }
+  imports_.insert_or_assign(storage.id, std::move(import));
+  return Status::ok();
+}
+
+Status Endpoint::resolve(const wire::Attached& attached, const Binding& binding,
+                         Binding::Resolved* out) {
+  const HandleInfo& info = binding.info();
+  if (attached.code != Code::kOk) return Status(attached.code, attached.text);
+  if (!equal_in_constant_time(attached.proof,
+                              wire::prove(info.key, kAttachedRole, session_, info.grant_id))) {
+    return Status(Code::kBadHandle, "the peer did not prove that it knows the handle's key");
+  }
+  if (attached.storages.size() != info.storage_nbytes.size()) {
+    return Status(Code::kBadHandle, "the handle and its owner disagree about the memory behind it");
+  }
+  std::vector<const Import*> imports;
+  for (std::size_t i = 0; i < attached.storages.size(); ++i) {
+    const auto found = imports_.find(attached.storages[i]);
+    if (found == imports_.end() || found->second.nbytes != info.storage_nbytes[i]) {
+      return Status(Code::kBadHandle,
+                    "the handle and its owner disagree about the memory behind it");
+    }
+    imports.push_back(&found->second);
+  }
+  // The best transport that reaches all of it.
+  std::string reasons;
+  Code code = Code::kTransportUnavailable;
+  const auto transports = host_.transports();
+  for (std::size_t i = 0; i < transports.size(); ++i) {
+    if (!channels_[i]) continue;
+    const auto missing = std::find_if(imports.begin(), imports.end(), [i](const Import* import) {
+      return !import->roads[i].is_ok();
+    });
+    if (missing != imports.end()) {
+      const Status& why = (*missing)->roads[i].status();
+      if (!reasons.empty()) reasons += "; ";
+      reasons += why.text();
+      code = why.code();
+      continue;
+    }
+    out->endpoint = shared_from_this();
+    out->channel = channels_[i].get();
+    out->transport = transports[i]->name();
+    for (const Import* import : imports) out->memories.push_back(*import->roads[i]);
+    out->storage_ids = attached.storages;
+    out->fence = {attached.fence_slot, attached.fence_epoch};
+    return Status::ok();
+  }
+  return Status(code, reasons);
+}
+
+void Endpoint::on_attached(const wire::Attached& attached) {
+  const auto found = attaching_.find(attached.request);
+  if (found == attaching_.end()) return;
+  const std::shared_ptr<Binding> binding = found->second;
+  attaching_.erase(found);
+  auto resolved = std::make_shared<Binding::Resolved>();
+  Status status = resolve(attached, *binding, resolved.get());
+  if (status.is_ok()) {
+    std::erase_if(bound_, [](const auto& each) { return each.expired(); });
+    bound_.push_back(binding);
+  }
+  host_.binding_answered(binding, std::move(status), std::move(resolved));
+}
+
+void Endpoint::release_storage(std::uint64_t storage) {
+  if (exported_.erase(storage) == 0 || stage_ != Stage::kReady) return;
+  send(wire::encode(wire::Release{storage}));
+}
+
+void Endpoint::on_release(const wire::Release& release) {
+  imports_.erase(release.storage);
+  const Status why(Code::kRevoked,
+                   "the owner has closed the region behind this handle; ask it for a new one");
+  for (const auto& each : bound_) {
+    const std::shared_ptr<Binding> binding = each.lock();
+    if (!binding) continue;
+    const auto resolved = binding->resolved();
+    if (!resolved) continue;
+    if (std::find(resolved->storage_ids.begin(), resolved->storage_ids.end(), release.storage) ==
+        resolved->storage_ids.end()) {
+      continue;
+    }
+    host_.binding_answered(binding, why, nullptr);
+  }
+}
+
+// --- Sending, and the end ---
+
+void Endpoint::send(std::vector<std::byte> bytes, std::vector<OwnedFd> fds) {
+  if (is_lost()) return;
+  outgoing_.push_back({std::move(bytes), std::move(fds)});
+  flush();
+}
+
+void Endpoint::flush() {
+  while (!outgoing_.empty() && !is_lost()) {
+    Status sent = send_message(socket_.get(), outgoing_.front().bytes, outgoing_.front().fds);
+    if (sent.code() == Code::kWouldBlock) break;
+    // What was received before the end still counts: it may say why. Reading finds the end.
+    if (!sent.is_ok()) {
+      outgoing_.clear();
+      break;
+    }
+    outgoing_.pop_front();
+  }
+  if (wants_write_ == !outgoing_.empty() || is_lost()) return;
+  wants_write_ = !wants_write_;
+  host_.loop().change(socket_.get(), wants_write_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
+Status Endpoint::refuse(Code code, std::string text) {
+  send(wire::encode(wire::Type::kRefuse, {code, text}));
+  return Status(code, std::move(text));
+}
+
+void Endpoint::say_bye(const Status& why) {
+  send(wire::encode(wire::Type::kBye, {why.code(), std::string(why.text())}));
+  lose(why, PeerFate::kUnknown);
+}
+
+void Endpoint::lose(Status why, PeerFate fate) {
+  if (is_lost()) return;
+  // Tags that came before the end still count.
+  if (is_ready()) drain();
+  {
+    std::lock_guard lock(why_mutex_);
+    why_ = why;
+  }
+  is_lost_.store(true, std::memory_order_release);
+  for (const auto& channel : channels_) {
+    if (channel) channel->lose(why, fate);
+  }
+  const std::shared_ptr<Endpoint> self = shared_from_this();
+  if (socket_.is_valid()) {
+    host_.loop().unwatch(socket_.get());
+    // Kicks may come from any thread: the number must not become another file's. Shut, not closed.
+    ::shutdown(socket_.get(), SHUT_RDWR);
+  }
+  outgoing_.clear();
+  imports_.clear();
+  std::vector<std::shared_ptr<Binding>> bindings = std::exchange(to_attach_, {});
+  if (first_) bindings.push_back(std::exchange(first_, nullptr));
+  for (auto& [request, binding] : std::exchange(attaching_, {})) bindings.push_back(binding);
+  for (const auto& each : std::exchange(bound_, {})) {
+    if (auto binding = each.lock()) bindings.push_back(std::move(binding));
+  }
+  host_.endpoint_lost(*this, bindings);
+}
+
+}  // namespace kvzc

@@ -1,0 +1,157 @@
+// Endpoint: the road to one peer. A control connection, a channel, and what the peer has shared.
+//
+// Its first error is its last. It lives on the control thread; the few things that other threads
+// may touch say so.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/unix_socket.h"
+#include "core/binding.h"
+#include "core/control_loop.h"
+#include "core/grant_table.h"
+#include "core/wire.h"
+#include "kvzc/engine.h"
+#include "kvzc/transport.h"
+
+namespace kvzc {
+
+// What an endpoint needs of its engine.
+class EndpointHost {
+ public:
+  virtual ~EndpointHost() = default;
+  virtual const Incarnation& incarnation() const = 0;
+  virtual const std::string& engine_name() const = 0;
+  virtual GrantTable& grants() = 0;
+  virtual ControlLoop& loop() = 0;
+  virtual std::span<const std::unique_ptr<Transport>> transports() = 0;
+  virtual bool is_allowed(std::uint32_t uid) const = 0;
+
+  // --- Thread: control. ---
+
+  // It can carry operations from now on.
+  virtual void endpoint_ready(Endpoint& endpoint) = 0;
+  // It never will again; `bindings` are those that used it or waited for it.
+  virtual void endpoint_lost(Endpoint& endpoint,
+                             std::span<const std::shared_ptr<Binding>> bindings) = 0;
+  // The owner's answer about a grant: how to use it, or why it cannot be used (any more).
+  virtual void binding_answered(const std::shared_ptr<Binding>& binding, Status status,
+                                std::shared_ptr<const Binding::Resolved> resolved) = 0;
+};
+
+class Endpoint : public std::enable_shared_from_this<Endpoint> {
+ public:
+  Endpoint(EndpointHost& host, std::int64_t handshake_deadline_ns);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // --- Thread: any. ---
+
+  bool is_lost() const { return is_lost_.load(std::memory_order_acquire); }
+  // Gives why it was lost. Requires: is_lost().
+  Status why() const;
+  // Requires: is_ready() was seen.
+  const std::shared_ptr<const PeerInfo>& info() const { return info_; }
+  bool is_ready() const { return is_ready_.load(std::memory_order_acquire); }
+  void drain();
+  void grant_credits(std::uint32_t count);
+  // Returns when the peer is no longer within the grant. Errors: kTimedOut naming the peer.
+  Status fence(FenceTicket grant, std::int64_t deadline_ns);
+
+  // --- Thread: control. ---
+
+  // Begins to reach the peer that `first` names; its grant's key opens the door.
+  void connect(std::shared_ptr<Binding> first);
+  // Takes over a connection that was accepted.
+  void accept(OwnedFd socket);
+  // Asks for a grant's storages, now or once ready; the binding hears of it.
+  void attach(std::shared_ptr<Binding> binding);
+  // Tells the peer that a storage is gone, if it knew of it.
+  void release_storage(std::uint64_t storage);
+  // Says goodbye and closes.
+  void say_bye(const Status& why);
+  void lose(Status why, PeerFate fate);
+  std::int64_t handshake_deadline_ns() const { return handshake_deadline_ns_; }
+  // Whom it is meant to reach, or was reached by. Requires: the handshake has got that far.
+  const Incarnation& peer_incarnation() const { return peer_incarnation_; }
+  bool is_server() const { return is_server_; }
+
+ private:
+  enum class Stage { kNew, kConnecting, kAwaitChallenge, kAwaitWelcome, kAwaitHello, kAwaitProof,
+                     kReady };
+  struct Import {
+    std::uint64_t nbytes = 0;
+    // One per transport of this engine: the memory, or why it cannot be reached that way.
+    std::vector<Result<std::shared_ptr<RemoteMemory>>> roads;
+  };
+
+  void try_connect();
+  Status watch_socket();
+  void on_events(std::uint32_t events);
+  void on_message(Message message);
+  Status handle(wire::Type type, std::span<const std::byte> body, std::vector<OwnedFd> fds);
+
+  Status on_hello(const wire::Hello& hello);
+  Status on_challenge(const wire::Challenge& challenge);
+  Status on_proof(const wire::Proof& proof, std::vector<OwnedFd> fds);
+  Status on_welcome(const wire::Welcome& welcome, std::vector<OwnedFd> fds);
+  Status on_attach(const wire::Attach& attach);
+  Status on_storage(const wire::Storage& storage, std::vector<OwnedFd> fds);
+  void on_attached(const wire::Attached& attached);
+  void on_release(const wire::Release& release);
+
+  Status make_offers(std::vector<wire::Offer>* offers, std::vector<OwnedFd>* fds);
+  Status join_offers(const std::vector<wire::Offer>& offers, std::vector<OwnedFd> fds);
+  void become_ready();
+  void send_attach(const std::shared_ptr<Binding>& binding);
+  Status send_storage(const LocalStorage& storage);
+  Status resolve(const wire::Attached& attached, const Binding& binding, Binding::Resolved* out);
+  void send(std::vector<std::byte> bytes, std::vector<OwnedFd> fds = {});
+  void flush();
+  // Sends a refusal and loses the connection with the same words.
+  Status refuse(Code code, std::string text);
+  std::string peer_words() const;
+
+  EndpointHost& host_;
+  const std::int64_t handshake_deadline_ns_;
+
+  // Read by other threads once the flags say so.
+  std::atomic<bool> is_ready_{false};
+  std::atomic<bool> is_lost_{false};
+  mutable std::mutex why_mutex_;
+  Status why_;  // Guarded by why_mutex_.
+  std::shared_ptr<const PeerInfo> info_;
+  // One per transport of this engine; null where the peer lacks it. Constant once ready.
+  std::vector<std::unique_ptr<Channel>> channels_;
+
+  // Control thread only.
+  Stage stage_ = Stage::kNew;
+  bool is_server_ = false;
+  OwnedFd socket_;
+  bool wants_write_ = false;
+  std::deque<Message> outgoing_;
+  PeerCredentials credentials_;
+  Incarnation peer_incarnation_{};
+  std::string peer_name_;
+  wire::Hello hello_;
+  Digest session_{};
+  std::shared_ptr<const Grant> door_;  // As server: the grant that opened the connection.
+  std::vector<std::unique_ptr<ChannelHalf>> halves_;
+  std::shared_ptr<Binding> first_;
+  std::vector<std::shared_ptr<Binding>> to_attach_;
+  std::unordered_map<std::uint32_t, std::shared_ptr<Binding>> attaching_;
+  std::uint32_t next_request_ = 1;
+  std::unordered_map<std::uint64_t, Import> imports_;
+  std::vector<std::weak_ptr<Binding>> bound_;
+  std::unordered_set<std::uint64_t> exported_;
+};
+
+}  // namespace kvzc

@@ -1,0 +1,257 @@
+// The public classes of engine.h: thin, since EngineCore does the work.
+
+#include "kvzc/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "core/engine_core.h"
+
+namespace kvzc {
+namespace {
+
+// After helping, the last chunks of the other threads take about this long.
+constexpr std::int64_t kSpinNs = 30'000;
+
+}  // namespace
+
+// --- Transfer ---
+
+Transfer::Transfer(std::shared_ptr<EngineCore> core, OperationSlot* slot)
+    : core_(std::move(core)), slot_(slot) {}
+
+Transfer::Transfer(const Transfer& other) : core_(other.core_), slot_(other.slot_) {
+  if (slot_ != nullptr) slot_->retain();
+}
+
+Transfer::Transfer(Transfer&& other) noexcept
+    : core_(std::move(other.core_)), slot_(std::exchange(other.slot_, nullptr)) {}
+
+Transfer& Transfer::operator=(Transfer other) noexcept {
+  std::swap(core_, other.core_);
+  std::swap(slot_, other.slot_);
+  return *this;
+}
+
+Transfer::~Transfer() {
+  if (slot_ != nullptr) core_->release(*slot_);
+}
+
+bool Transfer::has_ended() const { return slot_->state.has_ended(); }
+Status Transfer::status() const { return slot_->state.status(); }
+std::uint64_t Transfer::nbytes() const { return slot_->nbytes; }
+std::uint64_t Transfer::run_count() const { return slot_->run_count; }
+std::string_view Transfer::transport() const {
+  const char* name = slot_->transport.load(std::memory_order_relaxed);
+  return name == nullptr ? std::string_view() : std::string_view(name);
+}
+std::int64_t Transfer::submitted_ns() const { return slot_->state.submitted_ns(); }
+std::int64_t Transfer::done_ns() const { return slot_->state.done_ns(); }
+TransferState& Transfer::state() const { return slot_->state; }
+
+Status Transfer::wait(std::int64_t deadline_ns) const {
+  return wait_for({this, 1}, WaitFor::kAll, deadline_ns);
+}
+
+Status Transfer::cancel(std::int64_t deadline_ns) const {
+  return core_->cancel(*slot_, deadline_ns);
+}
+
+namespace {
+
+// Sleeps on several transfers at once, and is off all their lists when it goes.
+class Watcher {
+ public:
+  explicit Watcher(std::span<const Transfer> transfers)
+      : transfers_(transfers), watches_(transfers.size()) {
+    for (std::size_t i = 0; i < transfers_.size(); ++i) {
+      watches_[i].waker = &waker_;
+      transfers_[i].state().watch(watches_[i]);
+    }
+  }
+  ~Watcher() {
+    for (std::size_t i = 0; i < transfers_.size(); ++i) transfers_[i].state().unwatch(watches_[i]);
+  }
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+
+  // Gives whether one has ended by the deadline.
+  bool sleep(std::int64_t deadline_ns) {
+    while (!waker_.has_fired()) {
+      const std::int64_t left = deadline_ns - now_ns();
+      if (left <= 0) return false;
+      waker_.sleep(left);
+    }
+    return true;
+  }
+
+ private:
+  std::span<const Transfer> transfers_;
+  std::vector<TransferState::Watch> watches_;
+  Waker waker_;
+};
+
+bool spin_until_ended(const Transfer& transfer, std::int64_t deadline_ns) {
+  const std::int64_t until = std::min(deadline_ns, now_ns() + kSpinNs);
+  while (!transfer.has_ended()) {
+    if (now_ns() >= until) return false;
+    cpu_relax();
+  }
+  return true;
+}
+
+Status still_running() {
+  return Status(Code::kTimedOut, "the transfer has not ended in time; it is still running");
+}
+
+}  // namespace
+
+Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns) {
+  const auto has_ended = [](const Transfer& transfer) { return transfer.has_ended(); };
+  if (what == WaitFor::kFirst) {
+    if (transfers.empty() || std::any_of(transfers.begin(), transfers.end(), has_ended)) {
+      return Status::ok();
+    }
+    // No helping: it might be with the one that ends last.
+    Watcher watcher(transfers);
+    return watcher.sleep(deadline_ns) ? Status::ok() : still_running();
+  }
+  for (const Transfer& transfer : transfers) {
+    if (transfer.has_ended()) continue;
+    transfer.help(deadline_ns);
+    if (spin_until_ended(transfer, deadline_ns)) continue;
+    Watcher watcher({&transfer, 1});
+    if (!watcher.sleep(deadline_ns)) return still_running();
+  }
+  return Status::ok();
+}
+
+void Transfer::help(std::int64_t deadline_ns) const {
+  Channel* channel = slot_->channel.load(std::memory_order_acquire);
+  if (channel != nullptr) channel->help(*slot_, deadline_ns);
+}
+
+// --- Region ---
+
+Region::Region(std::shared_ptr<EngineCore> core, std::shared_ptr<RegionRecord> record)
+    : core_(std::move(core)), record_(std::move(record)) {}
+
+Result<LocalView> Region::view() const {
+  std::lock_guard lock(record_->mutex);
+  if (!record_->memory) return Status(Code::kClosed, "the region is closed");
+  return LocalView{record_->memory, record_->layout};
+}
+
+const View& Region::layout() const { return record_->layout; }
+
+bool Region::is_open() const {
+  std::lock_guard lock(record_->mutex);
+  return record_->memory != nullptr;
+}
+
+Result<HandleInfo> Region::handle() const { return core_->handle_of(*record_); }
+
+std::string Region::path() const {
+  const Result<LocalView> whole = view();
+  if (!whole.is_ok()) return "closed";
+  const bool is_shared =
+      std::all_of(whole->memory->storages.begin(), whole->memory->storages.end(),
+                  [](const auto& storage) { return storage->allocation != nullptr; });
+  return is_shared ? "mapped: peers on this host copy straight into and out of it"
+                   : "private: can be the source of puts; to be a target on this host it must "
+                     "come from kvzc.empty(shape, dtype)";
+}
+
+Status Region::close(std::int64_t deadline_ns) {
+  return core_->close_region(*record_, deadline_ns);
+}
+
+void Region::close_later() { core_->close_region_later(record_); }
+
+// --- Engine ---
+
+Result<std::shared_ptr<Engine>> Engine::create(EngineOptions options) {
+  if (!options.allocator) options.allocator = std::make_shared<SharedAllocator>();
+  if (options.max_grants == 0 || options.max_grants >= (1u << 24)) {
+    return Status(Code::kInvalidArgument, "max_grants is " + std::to_string(options.max_grants) +
+                                              "; 1 to 16777215 are possible");
+  }
+  if (options.max_transfers == 0) {
+    return Status(Code::kInvalidArgument, "max_transfers is 0; at least 1 is needed");
+  }
+  auto core = std::make_shared<EngineCore>(std::move(options));
+  Status started = core->start();
+  if (!started.is_ok()) return started;
+  return std::shared_ptr<Engine>(new Engine(std::move(core)));
+}
+
+Engine::~Engine() {
+  if (core_->usable().code() == Code::kForkedEngine) {
+    // Its threads and locks are the parent's. Never destroyed here, so that nothing waits for them.
+    new std::shared_ptr<EngineCore>(std::move(core_));
+    return;
+  }
+  (void)core_->close(now_ns() + 1'000'000'000);
+}
+
+const std::string& Engine::name() const { return core_->engine_name(); }
+const Incarnation& Engine::incarnation() const { return core_->incarnation(); }
+SharedAllocator& Engine::allocator() const { return *core_->options().allocator; }
+const EngineOptions& Engine::options() const { return core_->options(); }
+Status Engine::usable() const { return core_->usable(); }
+
+Result<Region> Engine::register_memory(std::span<const TensorSpec> tensors) {
+  return core_->register_memory(tensors);
+}
+
+Result<LocalView> Engine::find_or_borrow(const TensorSpec& tensor) {
+  return core_->find_or_borrow(tensor);
+}
+
+Result<Transfer> Engine::try_put(std::span<const PutItem> items, const PutOptions& options) {
+  return core_->try_submit(Direction::kPut, items, options);
+}
+
+void Engine::wait_for_room(const RemoteView& target, const PutOptions& options,
+                           std::int64_t deadline_ns) {
+  core_->wait_for_room(target, options, deadline_ns);
+}
+
+Result<Transfer> Engine::put(std::span<const PutItem> items, const PutOptions& options,
+                             std::int64_t deadline_ns) {
+  for (;;) {
+    Result<Transfer> transfer = try_put(items, options);
+    if (transfer.is_ok() || transfer.status().code() != Code::kWouldBlock) return transfer;
+    if (now_ns() >= deadline_ns) {
+      return Status(Code::kTimedOut, "the transfer was not accepted in time, nothing was posted: " +
+                                         std::string(transfer.status().text()));
+    }
+    wait_for_room(*items[0].target, options, deadline_ns);
+  }
+}
+
+Result<Transfer> Engine::connect(const RemoteView& target) { return core_->connect(target); }
+
+Result<std::shared_ptr<const PeerInfo>> Engine::peer_of(const RemoteView& target) {
+  const auto resolved = core_->binding_for(target)->resolved();
+  if (!resolved) return Status(Code::kPeerLost, "the handle's engine is not connected");
+  return resolved->endpoint->info();
+}
+
+Status Engine::peer_status(const PeerInfo& peer) const { return core_->peer_status(peer); }
+
+Result<std::vector<Arrival>> Engine::wait_arrivals(std::string_view tag, std::size_t count,
+                                                   const PeerInfo* peer,
+                                                   std::int64_t deadline_ns) {
+  return core_->wait_arrivals(tag, count, peer, deadline_ns);
+}
+
+std::vector<Arrival> Engine::poll_arrivals(std::size_t most) { return core_->poll_arrivals(most); }
+void Engine::forget_arrivals(std::string_view tag) { core_->forget_arrivals(tag); }
+int Engine::arrivals_fd() { return core_->arrivals_fd(); }
+EngineStats Engine::stats() const { return core_->stats(); }
+Status Engine::close(std::int64_t deadline_ns) { return core_->close(deadline_ns); }
+
+}  // namespace kvzc

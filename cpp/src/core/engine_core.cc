@@ -1,0 +1,945 @@
+#include "core/engine_core.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <unordered_set>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/sha256.h"
+#include "transport/transport_list.h"
+
+namespace kvzc {
+namespace {
+
+constexpr std::int64_t kSecondNs = 1'000'000'000;
+constexpr std::int64_t kCreditRetryNs = 1'000'000;
+constexpr std::size_t kMostHalfOpen = 128;
+constexpr std::size_t kMostLostPeers = 4096;
+constexpr std::size_t kMostStorages = 4096;
+// A waiting thread looks this long before it sleeps.
+constexpr std::int64_t kSpinNs = 20'000;
+
+Status closed() {
+  return Status(Code::kClosed, "the engine is closed; make another one");
+}
+
+Status region_closed() { return Status(Code::kClosed, "the region is closed"); }
+
+}  // namespace
+
+EngineCore::EngineCore(EngineOptions options)
+    : options_(std::move(options)),
+      transport_host_{doorbell_, fences_, *this, *this, options_.tuning},
+      grants_(fences_),
+      storages_(options_.allocator),
+      inbox_(static_cast<std::int64_t>(std::min(options_.arrival_ttl_seconds, 3.0e9) * 1e9)) {}
+
+EngineCore::~EngineCore() = default;
+
+Status EngineCore::usable() const {
+  if (fork_guard_.is_forked_child()) {
+    return Status(Code::kForkedEngine,
+                  "this engine was made before fork() and belongs to the parent process; make "
+                  "another one here, or start the process with 'spawn'");
+  }
+  return is_closed_.load(std::memory_order_acquire) ? closed() : Status::ok();
+}
+
+// --- Start and close ---
+
+Status EngineCore::start() {
+  Status filled = fill_random(incarnation_);
+  if (!filled.is_ok()) return filled;
+  if (options_.name.empty()) {
+    options_.name = std::to_string(getpid()) + "-" + incarnation_text(incarnation_).substr(0, 8);
+  }
+  address_ = "kvzc/" + std::to_string(getuid()) + "/" + options_.name;
+
+  Result<Doorbell> doorbell = Doorbell::create();
+  if (!doorbell.is_ok()) return doorbell.status();
+  doorbell_ = doorbell.take();
+  Result<FenceBoard> fences = FenceBoard::create(options_.max_grants);
+  if (!fences.is_ok()) return fences.status();
+  fences_ = fences.take();
+
+  std::vector<std::string> names = options_.transports;
+  if (names.empty()) {
+    for (const TransportInfo& info : list_transports()) {
+      if (info.is_available) names.emplace_back(info.name);
+    }
+  }
+  for (const std::string& name : names) {
+    Result<std::unique_ptr<Transport>> transport = make_transport(name, transport_host_);
+    if (!transport.is_ok()) return transport.status();
+    transports_.push_back(transport.take());
+  }
+
+  Result<OwnedFd> listener = listen_at(address_);
+  if (!listener.is_ok()) return listener.status();
+  listener_ = listener.take();
+  Status started = loop_.start();
+  if (!started.is_ok()) return started;
+  loop_.post([this] {
+    (void)loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { on_connection(); });
+    loop_.run_at(now_ns() + kSecondNs, [this] { tick(); });
+  });
+  return Status::ok();
+}
+
+void EngineCore::end_waiting(const Status& why) {
+  std::vector<std::shared_ptr<Binding>> bindings;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [key, weak] : bindings_) {
+      if (auto binding = weak.lock()) bindings.push_back(std::move(binding));
+    }
+  }
+  for (const auto& binding : bindings) {
+    for (OperationSlot* slot : binding->fail(why, Binding::Finality::kFinal)) retire(*slot, why);
+  }
+}
+
+Status EngineCore::close(std::int64_t deadline_ns) {
+  if (fork_guard_.is_forked_child()) return Status::ok();
+  std::lock_guard lock(close_mutex_);
+  if (is_closed_.exchange(true, std::memory_order_acq_rel)) return Status::ok();
+  Status outcome = Status::ok();
+
+  // What waits for a peer ends now; what runs is given time, then told to stop.
+  std::vector<std::shared_ptr<RegionRecord>> regions;
+  {
+    std::lock_guard tables(mutex_);
+    for (auto& [id, record] : regions_) regions.push_back(record);
+  }
+  end_waiting(closed());
+  while (counters_.running.load(std::memory_order_acquire) != 0) {
+    if (now_ns() >= deadline_ns) {
+      outcome = Status(Code::kTimedOut, "transfers were still running when the engine closed");
+      break;
+    }
+    usleep(200);
+    end_waiting(closed());
+  }
+  for (const auto& record : regions) {
+    Status region = close_region(*record, deadline_ns);
+    if (outcome.is_ok()) outcome = region;
+  }
+  loop_.post([this] {
+    for (const auto& endpoint : std::vector(endpoints_)) {
+      endpoint->say_bye(Status(Code::kClosed, "its engine was closed"));
+    }
+    loop_.unwatch(listener_.get());
+    listener_.reset();
+  });
+  loop_.stop();
+  end_waiting(closed());
+  // Running copies have seen their channels lost by now and end with the next chunk.
+  for (const auto& transport : transports_) transport->stop();
+  doorbell_.ring();
+  if (has_arrivals_fd_) doorbell_.set_event();
+  std::lock_guard tables(mutex_);
+  drained_ = std::make_shared<const Endpoints>();
+  return outcome;
+}
+
+// --- Memory ---
+
+Result<Region> EngineCore::register_memory(std::span<const TensorSpec> tensors) {
+  Status status = usable();
+  if (!status.is_ok()) return status;
+  if (tensors.empty()) return Status(Code::kInvalidArgument, "there is nothing to register");
+  auto record = std::make_shared<RegionRecord>();
+  std::unordered_set<std::string_view> names;
+  // All are looked at before anything is done, so that a refusal leaves nothing behind.
+  for (const TensorSpec& tensor : tensors) {
+    const std::string which = tensor.name.empty() ? "" : "tensor '" + tensor.name + "': ";
+    TensorView view;
+    view.dtype = tensor.dtype;
+    view.offset = tensor.data - tensor.storage_data;
+    for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+      view.axes.push_back({tensor.shape[i], tensor.strides_bytes[i], nullptr});
+    }
+    status = check_within(view, tensor.storage_nbytes);
+    if (!status.is_ok()) return Status(status.code(), which + std::string(status.text()));
+    if (view.nbytes() == 0) {
+      return Status(Code::kInvalidArgument, which + view.describe() +
+                                                " has no bytes; there is nothing to register");
+    }
+    if (!names.insert(tensor.name).second) {
+      return Status(Code::kInvalidArgument, "two tensors of the group are named '" + tensor.name + "'");
+    }
+    record->layout.tensors.push_back(std::move(view));
+    if (!tensor.name.empty()) record->layout.names.push_back(tensor.name);
+  }
+  auto memory = std::make_shared<RegionMemory>();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::shared_ptr<LocalStorage> storage = storages_.acquire(tensors[i]);
+    const auto known = std::find(memory->storages.begin(), memory->storages.end(), storage);
+    TensorView& view = record->layout.tensors[i];
+    view.storage = static_cast<std::uint32_t>(known - memory->storages.begin());
+    view.offset = tensors[i].data - storage->data;
+    if (known == memory->storages.end()) {
+      memory->storages.push_back(std::move(storage));
+    } else {
+      storages_.release(storage);  // One region counts each storage once.
+    }
+  }
+  const auto give_up = [&](Status why) {
+    for (const auto& storage : memory->storages) storages_.release(storage);
+    return why;
+  };
+  if (memory->storages.size() > kMostStorages) {
+    return give_up(Status(Code::kLimitExceeded,
+                          "the group lies in " + std::to_string(memory->storages.size()) +
+                              " separate storages, 4096 fit into one region; register several "
+                              "groups, or allocate the tensors as views of fewer storages"));
+  }
+  record->memory = memory;
+  std::unique_lock lock(mutex_);
+  if (is_closed_.load(std::memory_order_acquire)) {
+    lock.unlock();
+    return give_up(closed());
+  }
+  record->id = next_region_++;
+  regions_[record->id] = record;
+  return Region(shared_from_this(), record);
+}
+
+Result<LocalView> EngineCore::find_or_borrow(const TensorSpec& tensor) {
+  LocalView out;
+  TensorView view;
+  view.dtype = tensor.dtype;
+  view.offset = tensor.data - tensor.storage_data;
+  for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+    view.axes.push_back({tensor.shape[i], tensor.strides_bytes[i], nullptr});
+  }
+  Status status = check_within(view, tensor.storage_nbytes);
+  if (!status.is_ok()) return status;
+  auto memory = std::make_shared<RegionMemory>();
+  std::shared_ptr<LocalStorage> storage =
+      storages_.find(tensor.storage_data, tensor.storage_nbytes);
+  if (storage) {
+    view.offset = tensor.data - storage->data;
+  } else if (options_.strict) {
+    return Status(Code::kNotRegistered,
+                  view.describe() + " is not registered, and this engine is strict; register its "
+                                    "storage first (" +
+                      storages_.describe_nearest(tensor.data) + ")");
+  } else {
+    storage = StorageTable::make_temporary(tensor);
+    counters_.temporary.fetch_add(1, std::memory_order_relaxed);
+  }
+  memory->storages.push_back(std::move(storage));
+  out.memory = std::move(memory);
+  out.view.tensors.push_back(std::move(view));
+  return out;
+}
+
+Result<HandleInfo> EngineCore::handle_of(RegionRecord& record) {
+  Status status = usable();
+  if (!status.is_ok()) return status;
+  std::lock_guard lock(record.mutex);
+  if (!record.memory) return region_closed();
+  if (!record.whole) {
+    Result<std::shared_ptr<const Grant>> grant = grants_.add(Access::kBoth, record.memory);
+    if (!grant.is_ok()) return grant.status();
+    record.whole = *grant;
+    record.grants.push_back(*grant);
+  }
+  HandleInfo info;
+  info.incarnation = incarnation_;
+  info.engine_name = options_.name;
+  info.addresses.push_back({AddressKind::kUnix, address_});
+  info.grant_id = record.whole->id;
+  info.access = record.whole->access;
+  info.key = record.whole->key;
+  for (const auto& storage : record.memory->storages) {
+    info.storage_nbytes.push_back(storage->nbytes);
+  }
+  info.view = record.layout;
+  return info;
+}
+
+Status EngineCore::fence_everywhere(std::span<const std::shared_ptr<const Grant>> grants,
+                                    std::int64_t deadline_ns) {
+  Status outcome = Status::ok();
+  const auto endpoints = drained();
+  for (const auto& endpoint : *endpoints) {
+    for (const auto& grant : grants) {
+      Status fenced = endpoint->fence(grant->fence, deadline_ns);
+      if (outcome.is_ok()) outcome = fenced;
+    }
+  }
+  return outcome;
+}
+
+Status EngineCore::close_region(RegionRecord& record, std::int64_t deadline_ns) {
+  if (fork_guard_.is_forked_child()) return usable();
+  std::vector<std::shared_ptr<const Grant>> grants;
+  std::shared_ptr<const RegionMemory> memory;
+  {
+    std::lock_guard lock(record.mutex);
+    if (!record.memory) return Status::ok();
+    memory = std::exchange(record.memory, nullptr);
+    grants.swap(record.grants);
+    record.whole.reset();
+  }
+  // First all of them, so that the waits overlap.
+  for (const auto& grant : grants) grants_.revoke(*grant);
+  Status fenced = fence_everywhere(grants, deadline_ns);
+  if (fenced.is_ok()) {
+    for (const auto& grant : grants) grants_.retire(*grant);
+  }
+  std::vector<std::uint64_t> gone;
+  for (const auto& storage : memory->storages) {
+    if (storages_.release(storage)) gone.push_back(storage->id);
+  }
+  if (!gone.empty()) {
+    loop_.post([this, gone] {
+      for (const auto& endpoint : std::vector(endpoints_)) {
+        for (const std::uint64_t id : gone) endpoint->release_storage(id);
+      }
+    });
+  }
+  std::shared_ptr<RegionRecord> keep;
+  std::lock_guard lock(mutex_);
+  const auto found = regions_.find(record.id);
+  if (found != regions_.end()) {
+    keep = std::move(found->second);
+    regions_.erase(found);
+  }
+  return fenced;
+}
+
+void EngineCore::close_region_later(std::shared_ptr<RegionRecord> record) {
+  // When the loop has stopped the engine is closed, and so is the region.
+  loop_.post([this, record = std::move(record)] {
+    (void)close_region(*record, now_ns() + 5 * kSecondNs);
+  });
+}
+
+// --- Transfers ---
+
+std::shared_ptr<Binding> EngineCore::binding_for(const RemoteView& view) {
+  RemoteView::Shared& handle = *view.handle;
+  {
+    std::lock_guard lock(handle.mutex);
+    if (handle.binding && handle.bound_engine == incarnation_) {
+      return std::static_pointer_cast<Binding>(handle.binding);
+    }
+  }
+  std::shared_ptr<Binding> binding;
+  {
+    // Two handles of one grant share its binding, if they carry the same key.
+    const std::pair key(handle.info.incarnation, handle.info.grant_id);
+    std::lock_guard lock(mutex_);
+    const auto [begin, end] = bindings_.equal_range(key);
+    for (auto at = begin; at != end && !binding; ++at) {
+      binding = at->second.lock();
+      if (binding && !equal_in_constant_time(binding->info().key, handle.info.key)) binding.reset();
+    }
+    if (!binding) {
+      std::erase_if(bindings_, [](const auto& entry) { return entry.second.expired(); });
+      binding = std::make_shared<Binding>(handle.info);
+      bindings_.emplace(key, binding);
+    }
+  }
+  std::lock_guard lock(handle.mutex);
+  handle.bound_engine = incarnation_;
+  handle.binding = binding;
+  return binding;
+}
+
+Status EngineCore::fill(OperationSlot& slot, std::span<const PutItem> items) {
+  for (const PutItem& item : items) {
+    Status same = check_same_layout(item.source->view, item.target->view);
+    if (!same.is_ok()) return same;
+    for (std::size_t i = 0; i < item.source->view.tensors.size(); ++i) {
+      const TensorView& local = item.source->view.tensors[i];
+      const TensorView& remote = item.target->view.tensors[i];
+      const TensorView& written = slot.direction == Direction::kPut ? remote : local;
+      Status disjoint = check_no_overlap(written);
+      if (!disjoint.is_ok()) return disjoint;
+      const LocalStorage& storage = *item.source->memory->storages[local.storage];
+      const auto first = static_cast<std::uint32_t>(slot.runs.size());
+      cut_runs(local, storage.data, remote, slot.runs);
+      if (slot.runs.size() > UINT32_MAX / 2) {
+        return Status(Code::kLimitExceeded, "more than two billion runs in one transfer");
+      }
+      const auto count = static_cast<std::uint32_t>(slot.runs.size()) - first;
+      if (count == 0) continue;
+      slot.segments.push_back({first, count, nullptr});
+      slot.segment_storage.push_back(remote.storage);
+      slot.segment_local.push_back(storage.piece());
+      slot.nbytes += local.nbytes();
+    }
+    slot.pins.push_back(item.source->memory);
+  }
+  slot.run_count = slot.runs.size();
+  return check_targets_disjoint(slot);
+}
+
+// Each target alone was checked when its runs were cut; here, no byte may be in two of them.
+Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
+  struct Extent {
+    std::uint64_t space;  // What the addresses belong to.
+    std::uint64_t begin;
+    std::uint64_t end;
+    bool operator<(const Extent& other) const {
+      return std::tie(space, begin) < std::tie(other.space, other.begin);
+    }
+  };
+  const auto extent_of = [&](std::size_t segment, const Run& run) {
+    if (slot.direction == Direction::kPut) {
+      return Extent{slot.segment_storage[segment], run.remote, run.remote + run.nbytes};
+    }
+    const auto begin = reinterpret_cast<std::uint64_t>(run.local);
+    return Extent{0, begin, begin + run.nbytes};
+  };
+  const auto are_disjoint = [](std::vector<Extent>& extents) {
+    std::sort(extents.begin(), extents.end());
+    return std::adjacent_find(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+             return a.space == b.space && b.begin < a.end;
+           }) == extents.end();
+  };
+  if (slot.segments.size() < 2) return Status::ok();
+  // Mostly the hulls of the targets are disjoint already, and that is quickly seen.
+  std::vector<Extent> extents;
+  for (std::size_t s = 0; s < slot.segments.size(); ++s) {
+    const Run* run = &slot.runs[slot.segments[s].first_run];
+    Extent hull = extent_of(s, *run);
+    for (std::uint32_t i = 1; i < slot.segments[s].run_count; ++i) {
+      const Extent each = extent_of(s, run[i]);
+      hull.begin = std::min(hull.begin, each.begin);
+      hull.end = std::max(hull.end, each.end);
+    }
+    extents.push_back(hull);
+  }
+  if (are_disjoint(extents)) return Status::ok();
+  extents.clear();
+  for (std::size_t s = 0; s < slot.segments.size(); ++s) {
+    for (std::uint32_t i = 0; i < slot.segments[s].run_count; ++i) {
+      extents.push_back(extent_of(s, slot.runs[slot.segments[s].first_run + i]));
+    }
+  }
+  if (are_disjoint(extents)) return Status::ok();
+  return Status(Code::kInvalidArgument,
+                "two targets of the transfer share bytes; each byte can be written once per "
+                "transfer");
+}
+
+// Where both sides are one memory, a copy must not run into itself.
+Status EngineCore::check_not_into_itself(const OperationSlot& slot, std::size_t at) {
+  const Segment& segment = slot.segments[at];
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> remote;
+  for (std::uint32_t i = 0; i < segment.run_count; ++i) {
+    const Run& run = slot.runs[segment.first_run + i];
+    remote.emplace_back(run.remote, run.remote + run.nbytes);
+  }
+  std::sort(remote.begin(), remote.end());
+  for (std::uint32_t i = 0; i < segment.run_count; ++i) {
+    const Run& run = slot.runs[segment.first_run + i];
+    const auto begin = static_cast<std::uint64_t>(run.local - slot.segment_local[at].data);
+    // The last one that begins before this one's end.
+    const auto after = std::lower_bound(remote.begin(), remote.end(),
+                                        std::pair(begin + run.nbytes, std::uint64_t{0}));
+    if (after == remote.begin() || std::prev(after)->second <= begin) continue;
+    return Status(Code::kInvalidArgument,
+                  "source and target overlap: they share bytes of one allocation");
+  }
+  return Status::ok();
+}
+
+Status EngineCore::dispatch(OperationSlot& slot,
+                            const std::shared_ptr<const Binding::Resolved>& resolved) {
+  if (slot.has_tag && !slot.has_credit) {
+    Status credit = resolved->channel->take_credit(slot.tag.nbytes);
+    if (!credit.is_ok()) return credit;
+    slot.has_credit = true;
+  }
+  for (std::size_t i = 0; i < slot.segments.size(); ++i) {
+    RemoteMemory& memory = *resolved->memories[slot.segment_storage[i]];
+    slot.segments[i].remote = &memory;
+    if (!memory.is_same_as(slot.segment_local[i])) continue;
+    Status apart = check_not_into_itself(slot, i);
+    if (apart.is_ok()) continue;
+    if (std::exchange(slot.has_credit, false)) resolved->channel->return_credit(slot.tag.nbytes);
+    return apart;
+  }
+  slot.fence = resolved->fence;
+  slot.transport.store(resolved->transport, std::memory_order_relaxed);
+  slot.pins.push_back(resolved);
+  resolved->channel->post(slot);
+  return Status::ok();
+}
+
+void EngineCore::abandon(OperationSlot* slot) {
+  // Ended, so that nobody who might look at it waits.
+  slot->state.end(Status(Code::kCancelled, "never started"), 0);
+  counters_.running.fetch_sub(1, std::memory_order_release);
+  slot->pins.clear();
+  release(*slot);
+  release(*slot);
+}
+
+Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const PutItem> items,
+                                        const PutOptions& options) {
+  Status status = usable();
+  if (!status.is_ok()) return status;
+  if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to put");
+  if (options.notify && options.notify->size() > kMaxTagBytes) {
+    return Status(Code::kInvalidArgument,
+                  "the notify tag has " + std::to_string(options.notify->size()) + " bytes; " +
+                      std::to_string(kMaxTagBytes) + " fit");
+  }
+  const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
+  for (const PutItem& item : items) {
+    if (item.target->handle->info.device_kind != 0) {
+      return Status(Code::kUnsupported, "the target lies in device memory, which this version "
+                                        "does not reach");
+    }
+    if ((static_cast<int>(item.target->handle->info.access) & static_cast<int>(needed)) == 0) {
+      return Status(Code::kAccessDenied, direction == Direction::kPut
+                                             ? "the handle grants get only; ask the owner for one "
+                                               "with access='put' or 'both'"
+                                             : "the handle grants put only; ask the owner for one "
+                                               "with access='get' or 'both'");
+    }
+    if (item.target->handle != items[0].target->handle &&
+        (item.target->handle->info.incarnation != items[0].target->handle->info.incarnation ||
+         item.target->handle->info.grant_id != items[0].target->handle->info.grant_id)) {
+      return Status(Code::kInvalidArgument,
+                    "all targets of one transfer come from one handle; register what belongs "
+                    "together as a group, or start one transfer per handle");
+    }
+  }
+  const std::shared_ptr<Binding> binding = binding_for(*items[0].target);
+  status = binding->failure();
+  if (!status.is_ok()) return status;
+  // The counter first, the closed flag after it: close() looks in the other order.
+  if (counters_.running.fetch_add(1, std::memory_order_seq_cst) >= options_.max_transfers) {
+    counters_.running.fetch_sub(1, std::memory_order_release);
+    return Status(Code::kWouldBlock, std::to_string(options_.max_transfers) +
+                                         " transfers are running, which is as many as this engine "
+                                         "was made for");
+  }
+  OperationSlot* slot = operations_.take();
+  slot->retain();  // One for the running operation, one for the caller's Transfer.
+  slot->state.restart(now_ns());
+  slot->direction = direction;
+  slot->after = options.after;
+  slot->binding = binding;
+  if (options.notify) {
+    slot->has_tag = true;
+    slot->tag.nbytes = static_cast<std::uint8_t>(options.notify->size());
+    std::memcpy(slot->tag.bytes, options.notify->data(), options.notify->size());
+  }
+  status = usable();
+  if (status.is_ok()) status = fill(*slot, items);
+  if (!status.is_ok()) {
+    abandon(slot);
+    return status;
+  }
+  std::shared_ptr<const Binding::Resolved> resolved;
+  switch (binding->enter(*slot, &resolved, &status)) {
+    case Binding::Next::kPost:
+      status = dispatch(*slot, resolved);
+      break;
+    case Binding::Next::kStart:
+      if (!loop_.post([this, binding] { start_binding(binding); })) {
+        if (binding->withdraw(*slot)) status = closed();
+      }
+      break;
+    case Binding::Next::kWait:
+    case Binding::Next::kFail:
+      break;
+    case Binding::Next::kFull:
+      status = Status(Code::kWouldBlock,
+                      "1024 transfers wait already for the connection to this peer");
+      break;
+  }
+  if (!status.is_ok()) {
+    abandon(slot);
+    return status;
+  }
+  return Transfer(shared_from_this(), slot);
+}
+
+Result<Transfer> EngineCore::connect(const RemoteView& target) {
+  Status status = usable();
+  if (!status.is_ok()) return status;
+  // An operation without bytes ends when the road is there.
+  auto memory = std::make_shared<RegionMemory>();
+  memory->storages.push_back(std::make_shared<LocalStorage>());
+  LocalView nothing;
+  nothing.memory = std::move(memory);
+  TensorView empty;
+  empty.axes.push_back({0, 1, nullptr});
+  nothing.view.tensors.push_back(empty);
+  const RemoteView where{target.handle, nothing.view};
+  const PutItem item{&nothing, &where};
+  const Direction direction = target.handle->info.access == Access::kGet ? Direction::kGet
+                                                                         : Direction::kPut;
+  return try_submit(direction, {&item, 1}, {});
+}
+
+void EngineCore::wait_for_room(const RemoteView& target, const PutOptions& options,
+                               std::int64_t deadline_ns) {
+  const std::int64_t left = std::max<std::int64_t>(deadline_ns - now_ns(), 0);
+  if (left == 0 || !usable().is_ok()) return;
+  if (counters_.running.load(std::memory_order_acquire) >= options_.max_transfers) {
+    counters_.room_sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = counters_.room_count.load(std::memory_order_seq_cst);
+    if (counters_.running.load(std::memory_order_seq_cst) >= options_.max_transfers) {
+      futex_wait(counters_.room_count, seen, left, FutexScope::kPrivate);
+    }
+    counters_.room_sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    return;
+  }
+  const auto resolved = binding_for(target)->resolved();
+  if (!resolved) {
+    // Full before the connection is there: it will not take long, one way or the other.
+    usleep(static_cast<useconds_t>(std::min<std::int64_t>(left / 1000 + 1, 1000)));
+    return;
+  }
+  if (options.notify) resolved->channel->wait_for_credit(options.notify->size(), left);
+}
+
+void EngineCore::retire(Operation& operation, Status status) {
+  auto& slot = static_cast<OperationSlot&>(operation);
+  if (status.is_ok()) {
+    counters_.done.fetch_add(1, std::memory_order_relaxed);
+    counters_.bytes.fetch_add(slot.nbytes, std::memory_order_relaxed);
+    counters_.runs.fetch_add(slot.run_count, std::memory_order_relaxed);
+  } else if (status.code() == Code::kCancelled) {
+    counters_.cancelled.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    counters_.failed.fetch_add(1, std::memory_order_relaxed);
+  }
+  // Before the end is told: whoever hears of it may take the memory away.
+  slot.pins.clear();
+  counters_.running.fetch_sub(1, std::memory_order_seq_cst);
+  slot.state.end(std::move(status), now_ns());
+  if (counters_.room_sleepers.load(std::memory_order_seq_cst) != 0) {
+    counters_.room_count.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(counters_.room_count, FutexScope::kPrivate);
+  }
+  release(operation);
+}
+
+void EngineCore::release(Operation& operation) {
+  if (operation.release()) operations_.give_back(static_cast<OperationSlot*>(&operation));
+}
+
+Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
+  const Status cancelled(Code::kCancelled, "the transfer was cancelled");
+  slot.fail(cancelled);
+  if (slot.binding->withdraw(slot)) {
+    retire(slot, cancelled);
+    return Status::ok();
+  }
+  // Parts that have not begun are passed over quickly; those that have are waited for.
+  Channel* channel = slot.channel.load(std::memory_order_acquire);
+  if (channel != nullptr && !slot.state.has_ended()) channel->help(slot, deadline_ns);
+  Waker waker;
+  TransferState::Watch watch{&waker};
+  slot.state.watch(watch);
+  while (!waker.has_fired()) {
+    const std::int64_t left = deadline_ns - now_ns();
+    if (left <= 0) break;
+    waker.sleep(left);
+  }
+  slot.state.unwatch(watch);
+  if (slot.state.has_ended()) return Status::ok();
+  return Status(Code::kTimedOut, "the transfer has not come to rest yet; it is still running");
+}
+
+// --- Reaching peers (control thread) ---
+
+void EngineCore::on_connection() {
+  for (;;) {
+    Result<OwnedFd> socket = accept_from(listener_.get());
+    if (!socket.is_ok() || !socket->is_valid()) return;
+    // A flood of strangers does not take more than this many descriptors.
+    std::vector<std::shared_ptr<Endpoint>> half_open;
+    for (const auto& endpoint : endpoints_) {
+      if (endpoint->is_server() && !endpoint->is_ready()) half_open.push_back(endpoint);
+    }
+    if (half_open.size() >= kMostHalfOpen) {
+      half_open.front()->lose(
+          Status(Code::kTimedOut, "too many connections that say nothing"), PeerFate::kUnknown);
+    }
+    auto endpoint = std::make_shared<Endpoint>(
+        *this, now_ns() + static_cast<std::int64_t>(options_.connect_timeout_seconds * 1e9));
+    endpoints_.push_back(endpoint);
+    endpoint->accept(socket.take());
+    check_handshakes();
+  }
+}
+
+void EngineCore::start_binding(std::shared_ptr<Binding> binding) {
+  const HandleInfo& info = binding->info();
+  {
+    std::unique_lock lock(mutex_);
+    const auto lost = lost_peers_.find(info.incarnation);
+    if (lost != lost_peers_.end()) {
+      const Status why = lost->second;
+      lock.unlock();
+      for (OperationSlot* slot : binding->fail(why, Binding::Finality::kFinal)) retire(*slot, why);
+      return;
+    }
+  }
+  // A connection that stands or is being made serves this grant too.
+  for (const auto& endpoint : endpoints_) {
+    if (endpoint->is_lost() || endpoint->peer_incarnation() != info.incarnation) continue;
+    if (endpoint->is_server() && !endpoint->is_ready()) continue;
+    endpoint->attach(std::move(binding));
+    return;
+  }
+  auto endpoint = std::make_shared<Endpoint>(
+      *this, now_ns() + static_cast<std::int64_t>(options_.connect_timeout_seconds * 1e9));
+  endpoints_.push_back(endpoint);
+  endpoint->connect(std::move(binding));
+  check_handshakes();
+}
+
+void EngineCore::check_handshakes() {
+  const std::int64_t now = now_ns();
+  std::int64_t next = INT64_MAX;
+  for (const auto& endpoint : std::vector(endpoints_)) {
+    if (endpoint->is_ready() || endpoint->is_lost()) continue;
+    if (endpoint->handshake_deadline_ns() <= now) {
+      endpoint->lose(Status(Code::kTimedOut,
+                            "the peer did not finish the handshake within " +
+                                std::to_string(options_.connect_timeout_seconds) +
+                                " seconds; its process may be stopped, or is not kvzc"),
+                     PeerFate::kUnknown);
+    } else {
+      next = std::min(next, endpoint->handshake_deadline_ns());
+    }
+  }
+  if (next == INT64_MAX || (handshake_check_ns_ > now && handshake_check_ns_ <= next)) return;
+  handshake_check_ns_ = next;
+  loop_.run_at(next, [this] { check_handshakes(); });
+}
+
+void EngineCore::endpoint_ready(Endpoint& endpoint) {
+  std::lock_guard lock(mutex_);
+  auto list = std::make_shared<Endpoints>(*drained_);
+  list->push_back(endpoint.shared_from_this());
+  drained_ = std::move(list);
+}
+
+void EngineCore::endpoint_lost(Endpoint& endpoint,
+                               std::span<const std::shared_ptr<Binding>> bindings) {
+  const Status why = endpoint.why();
+  const bool was_ready = endpoint.is_ready();
+  {
+    std::lock_guard lock(mutex_);
+    auto list = std::make_shared<Endpoints>(*drained_);
+    std::erase_if(*list, [&](const auto& each) { return each.get() == &endpoint; });
+    drained_ = std::move(list);
+    // An incarnation that was reached and lost does not come back. Bounded, the table forgets
+    // arbitrary ones: connecting to a lost peer fails anyway.
+    if (was_ready && !is_closed_.load(std::memory_order_acquire)) {
+      if (lost_peers_.size() >= kMostLostPeers) lost_peers_.erase(lost_peers_.begin());
+      lost_peers_.emplace(endpoint.peer_incarnation(), why);
+    }
+  }
+  std::erase_if(endpoints_, [&](const auto& each) { return each.get() == &endpoint; });
+  // What could change when asked again may be asked again.
+  const bool may_change = !was_ready && (why.code() == Code::kPeerLost ||
+                                         why.code() == Code::kTimedOut ||
+                                         why.code() == Code::kLimitExceeded ||
+                                         why.code() == Code::kSystem);
+  for (const auto& binding : bindings) {
+    for (OperationSlot* slot : binding->fail(
+             why, may_change ? Binding::Finality::kRetry : Binding::Finality::kFinal)) {
+      retire(*slot, why);
+    }
+  }
+  // Those who wait for this peer's tags.
+  doorbell_.ring();
+}
+
+void EngineCore::binding_answered(const std::shared_ptr<Binding>& binding, Status status,
+                                  std::shared_ptr<const Binding::Resolved> resolved) {
+  if (!status.is_ok()) {
+    for (OperationSlot* slot : binding->fail(status, Binding::Finality::kFinal)) {
+      retire(*slot, status);
+    }
+    return;
+  }
+  for (OperationSlot* slot : binding->resolve(resolved)) dispatch_or_retry(*slot, resolved);
+}
+
+void EngineCore::dispatch_or_retry(OperationSlot& slot,
+                                   std::shared_ptr<const Binding::Resolved> resolved) {
+  Status status = slot.failure();
+  if (status.is_ok()) status = dispatch(slot, resolved);
+  if (status.is_ok()) return;
+  if (status.code() != Code::kWouldBlock) {
+    // The other side learns of it all the same, if there is room for the tag.
+    if (slot.has_tag && resolved->channel->take_credit(slot.tag.nbytes).is_ok()) {
+      resolved->channel->send_tag(slot.tag, status.code());
+    }
+    retire(slot, std::move(status));
+    return;
+  }
+  loop_.run_at(now_ns() + kCreditRetryNs, [this, &slot, resolved = std::move(resolved)] {
+    dispatch_or_retry(slot, resolved);
+  });
+}
+
+bool EngineCore::is_allowed(std::uint32_t uid) const {
+  return uid == getuid() || std::find(options_.allowed_uids.begin(), options_.allowed_uids.end(),
+                                      uid) != options_.allowed_uids.end();
+}
+
+void EngineCore::tick() {
+  drain_all();
+  Inbox::Credits credits;
+  inbox_.expire(now_ns(), &credits);
+  credits.settle();
+  const double period = std::clamp(options_.arrival_ttl_seconds / 4, 0.05, 10.0);
+  loop_.run_at(now_ns() + static_cast<std::int64_t>(period * 1e9), [this] { tick(); });
+}
+
+// --- Arrivals ---
+
+std::shared_ptr<const EngineCore::Endpoints> EngineCore::drained() const {
+  std::lock_guard lock(mutex_);
+  return drained_;
+}
+
+void EngineCore::drain_all() {
+  const auto endpoints = drained();
+  for (const auto& endpoint : *endpoints) endpoint->drain();
+}
+
+void EngineCore::arrived(std::uint64_t peer_token, std::string_view tag, Code code) {
+  auto& endpoint = *reinterpret_cast<Endpoint*>(peer_token);
+  Inbox::Credits credits;
+  inbox_.add(endpoint.info(), endpoint.weak_from_this(), tag, code, now_ns(), &credits);
+  credits.settle();
+}
+
+Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std::size_t count,
+                                                       const PeerInfo* peer,
+                                                       std::int64_t deadline_ns) {
+  if (count == 0) return std::vector<Arrival>();
+  if (fork_guard_.is_forked_child()) return usable();
+  inbox_.begin_wait(tag);
+  const auto look = [&]() -> Result<std::vector<Arrival>> {
+    Inbox::Credits credits;
+    std::vector<Arrival> taken = inbox_.take(tag, count, peer, &credits);
+    credits.settle();
+    return taken;
+  };
+  Result<std::vector<Arrival>> outcome = std::vector<Arrival>();
+  std::int64_t spin_until = now_ns() + kSpinNs;
+  for (;;) {
+    // Read before looking: a ring after the look then ends the sleep at once.
+    const std::uint32_t seen = doorbell_.count();
+    Status lost = peer == nullptr ? Status::ok() : peer_status(*peer);
+    drain_all();
+    outcome = look();
+    if (!outcome->empty()) break;
+    if (!lost.is_ok()) {
+      outcome = lost;
+      break;
+    }
+    if (Status status = usable(); !status.is_ok()) {
+      outcome = status;
+      break;
+    }
+    const std::int64_t now = now_ns();
+    if (now >= deadline_ns) {
+      outcome = Status(Code::kTimedOut, "the tag '" + std::string(tag) + "' did not arrive " +
+                                            (count > 1 ? std::to_string(count) + " times " : "") +
+                                            "in time");
+      break;
+    }
+    while (doorbell_.count() == seen && now_ns() < std::min(spin_until, deadline_ns)) cpu_relax();
+    if (doorbell_.count() == seen) doorbell_.sleep(seen, deadline_ns - now);
+  }
+  inbox_.end_wait(tag);
+  return outcome;
+}
+
+std::vector<Arrival> EngineCore::poll_arrivals(std::size_t most) {
+  if (!usable().is_ok()) return {};
+  const bool is_armed = [this] {
+    std::lock_guard lock(mutex_);
+    return has_arrivals_fd_;
+  }();
+  // Armed before looking, so that what comes after the look makes the descriptor readable.
+  if (is_armed) {
+    doorbell_.clear_event();
+    doorbell_.arm_event();
+  }
+  drain_all();
+  Inbox::Credits credits;
+  std::vector<Arrival> out = inbox_.poll(most, &credits);
+  credits.settle();
+  if (is_armed && inbox_.has_pollable()) doorbell_.set_event();
+  return out;
+}
+
+void EngineCore::forget_arrivals(std::string_view tag) {
+  if (!usable().is_ok()) return;
+  drain_all();
+  Inbox::Credits credits;
+  inbox_.forget(tag, now_ns(), &credits);
+  credits.settle();
+}
+
+int EngineCore::arrivals_fd() {
+  {
+    std::lock_guard lock(mutex_);
+    has_arrivals_fd_ = true;
+  }
+  doorbell_.arm_event();
+  drain_all();
+  if (inbox_.has_pollable()) doorbell_.set_event();
+  return doorbell_.event_fd();
+}
+
+Status EngineCore::peer_status(const PeerInfo& peer) {
+  std::lock_guard lock(mutex_);
+  const auto found = lost_peers_.find(peer.incarnation);
+  return found == lost_peers_.end() ? Status::ok() : found->second;
+}
+
+EngineStats EngineCore::stats() {
+  EngineStats out;
+  if (fork_guard_.is_forked_child()) return out;
+  {
+    std::lock_guard lock(mutex_);
+    out.regions = regions_.size();
+    out.peers = drained_->size();
+  }
+  out.storages = storages_.size();
+  out.grants = grants_.size();
+  out.transfers_running = counters_.running.load();
+  out.transfers_done = counters_.done.load();
+  out.transfers_failed = counters_.failed.load();
+  out.transfers_cancelled = counters_.cancelled.load();
+  out.bytes_done = counters_.bytes.load();
+  out.runs_done = counters_.runs.load();
+  out.temporary_registrations = counters_.temporary.load();
+  const Inbox::Counts counts = inbox_.counts();
+  out.arrivals_pending = counts.pending;
+  out.arrivals_arrived = counts.arrived;
+  out.arrivals_taken = counts.taken;
+  out.arrivals_expired = counts.expired;
+  out.arrivals_forgotten = counts.forgotten;
+  return out;
+}
+
+}  // namespace kvzc

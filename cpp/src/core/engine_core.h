@@ -1,0 +1,160 @@
+// EngineCore: what an Engine is made of. The public classes hold it together by shared ownership.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/doorbell.h"
+#include "base/fence_board.h"
+#include "base/shared_memory.h"
+#include "core/binding.h"
+#include "core/control_loop.h"
+#include "core/endpoint.h"
+#include "core/grant_table.h"
+#include "core/inbox.h"
+#include "core/operation_slot.h"
+#include "core/storage_table.h"
+#include "kvzc/engine.h"
+
+namespace kvzc {
+
+// A registered tensor or group. Constant but for what its mutex guards.
+struct RegionRecord {
+  std::uint64_t id = 0;
+  View layout;
+
+  std::mutex mutex;
+  std::shared_ptr<const RegionMemory> memory;  // Null once closed.
+  std::vector<std::shared_ptr<const Grant>> grants;
+  std::shared_ptr<const Grant> whole;  // What handle() gives out.
+};
+
+class EngineCore final : public std::enable_shared_from_this<EngineCore>,
+                         public OperationSink,
+                         public ArrivalSink,
+                         public EndpointHost {
+ public:
+  explicit EngineCore(EngineOptions options);
+  ~EngineCore() override;
+
+  Status start();
+  Status close(std::int64_t deadline_ns);
+  Status usable() const;
+
+  // --- Memory ---
+  Result<Region> register_memory(std::span<const TensorSpec> tensors);
+  Result<LocalView> find_or_borrow(const TensorSpec& tensor);
+  Result<HandleInfo> handle_of(RegionRecord& record);
+  Status close_region(RegionRecord& record, std::int64_t deadline_ns);
+  void close_region_later(std::shared_ptr<RegionRecord> record);
+
+  // --- Transfers ---
+  Result<Transfer> try_submit(Direction direction, std::span<const PutItem> items,
+                              const PutOptions& options);
+  Result<Transfer> connect(const RemoteView& target);
+  void wait_for_room(const RemoteView& target, const PutOptions& options,
+                     std::int64_t deadline_ns);
+  Status cancel(OperationSlot& slot, std::int64_t deadline_ns);
+  std::shared_ptr<Binding> binding_for(const RemoteView& view);
+
+  // --- Arrivals and peers ---
+  Result<std::vector<Arrival>> wait_arrivals(std::string_view tag, std::size_t count,
+                                             const PeerInfo* peer, std::int64_t deadline_ns);
+  std::vector<Arrival> poll_arrivals(std::size_t most);
+  void forget_arrivals(std::string_view tag);
+  int arrivals_fd();
+  Status peer_status(const PeerInfo& peer);
+
+  EngineStats stats();
+
+  // --- OperationSink, ArrivalSink ---
+  void retire(Operation& operation, Status status) override;
+  void retain(Operation& operation) override { operation.retain(); }
+  void release(Operation& operation) override;
+  void arrived(std::uint64_t peer_token, std::string_view tag, Code code) override;
+
+  // --- EndpointHost ---
+  const Incarnation& incarnation() const override { return incarnation_; }
+  const std::string& engine_name() const override { return options_.name; }
+  GrantTable& grants() override { return grants_; }
+  ControlLoop& loop() override { return loop_; }
+  std::span<const std::unique_ptr<Transport>> transports() override { return transports_; }
+  bool is_allowed(std::uint32_t uid) const override;
+  void endpoint_ready(Endpoint& endpoint) override;
+  void endpoint_lost(Endpoint& endpoint,
+                     std::span<const std::shared_ptr<Binding>> bindings) override;
+  void binding_answered(const std::shared_ptr<Binding>& binding, Status status,
+                        std::shared_ptr<const Binding::Resolved> resolved) override;
+
+  const EngineOptions& options() const { return options_; }
+  StorageTable& storages() { return storages_; }
+
+ private:
+  using Endpoints = std::vector<std::shared_ptr<Endpoint>>;
+
+  // Control thread.
+  void on_connection();
+  void start_binding(std::shared_ptr<Binding> binding);
+  void check_handshakes();
+  void tick();
+  void dispatch_or_retry(OperationSlot& slot, std::shared_ptr<const Binding::Resolved> resolved);
+  void end_waiting(const Status& why);
+
+  // Any thread.
+  Status fill(OperationSlot& slot, std::span<const PutItem> items);
+  static Status check_targets_disjoint(const OperationSlot& slot);
+  static Status check_not_into_itself(const OperationSlot& slot, std::size_t segment);
+  // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.
+  Status dispatch(OperationSlot& slot, const std::shared_ptr<const Binding::Resolved>& resolved);
+  void abandon(OperationSlot* slot);
+  void drain_all();
+  std::shared_ptr<const Endpoints> drained() const;
+  Status fence_everywhere(std::span<const std::shared_ptr<const Grant>> grants,
+                          std::int64_t deadline_ns);
+
+  EngineOptions options_;
+  Incarnation incarnation_{};
+  std::string address_;
+  ForkGuard fork_guard_;
+  std::atomic<bool> is_closed_{false};
+
+  Doorbell doorbell_;
+  FenceBoard fences_;
+  TransportHost transport_host_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  GrantTable grants_;
+  StorageTable storages_;
+  OperationPool operations_;
+  Inbox inbox_;
+  ControlLoop loop_;
+
+  // Control thread.
+  OwnedFd listener_;
+  std::vector<std::shared_ptr<Endpoint>> endpoints_;
+  std::int64_t handshake_check_ns_ = 0;
+
+  // Shared by all threads.
+  std::mutex close_mutex_;  // One close at a time.
+  mutable std::mutex mutex_;  // Guards the next six.
+  std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_;
+  std::uint64_t next_region_ = 1;
+  std::multimap<std::pair<Incarnation, std::uint64_t>, std::weak_ptr<Binding>> bindings_;
+  std::shared_ptr<const Endpoints> drained_ = std::make_shared<const Endpoints>();
+  std::map<Incarnation, Status> lost_peers_;
+  bool has_arrivals_fd_ = false;
+
+  struct Counters {
+    std::atomic<std::uint64_t> running{0}, done{0}, failed{0}, cancelled{0}, bytes{0}, runs{0},
+        temporary{0};
+    std::atomic<std::uint32_t> room_count{0}, room_sleepers{0};
+  };
+  Counters counters_;
+};
+
+}  // namespace kvzc

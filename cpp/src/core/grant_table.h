@@ -1,0 +1,49 @@
+// GrantTable: the rights that an engine has given out, and the storages they reach.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fence_board.h"
+#include "kvzc/handle.h"
+#include "kvzc/memory.h"
+
+namespace kvzc {
+
+struct Grant {
+  std::uint64_t id = 0;
+  GrantKey key{};
+  FenceTicket fence;
+  Access access = Access::kBoth;
+  std::shared_ptr<const RegionMemory> memory;
+};
+
+// Thread: any.
+class GrantTable {
+ public:
+  GrantTable(FenceBoard& board) : board_(board) {}
+
+  // Errors: kLimitExceeded when as many are alive as the engine was made for.
+  Result<std::shared_ptr<const Grant>> add(Access access,
+                                           std::shared_ptr<const RegionMemory> memory);
+  // Gives the grant, or null when it was revoked or never made.
+  std::shared_ptr<const Grant> find(std::uint64_t id) const;
+  // Moves its epoch on: no writer begins another chunk. Those that have begun are waited for by
+  // Channel::fence(). Until retire() its slot is not used again.
+  void revoke(const Grant& grant);
+  // Frees the slot of a revoked grant once no writer can be inside.
+  void retire(const Grant& grant);
+  std::size_t size() const;
+
+ private:
+  FenceBoard& board_;
+  mutable std::mutex mutex_;  // Guards the rest.
+  std::unordered_map<std::uint64_t, std::shared_ptr<const Grant>> grants_;
+  std::vector<std::uint32_t> free_slots_;
+  std::uint32_t next_slot_ = 0;
+};
+
+}  // namespace kvzc

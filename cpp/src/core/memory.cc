@@ -1,0 +1,41 @@
+#include "kvzc/memory.h"
+
+#include "base/checked_math.h"
+#include "base/shared_memory.h"
+
+namespace kvzc {
+
+SharedAllocation::SharedAllocation(std::unique_ptr<SharedMemory> memory)
+    : memory_(std::move(memory)) {}
+SharedAllocation::~SharedAllocation() = default;
+std::byte* SharedAllocation::data() const { return memory_->data(); }
+std::uint64_t SharedAllocation::nbytes() const { return memory_->nbytes(); }
+
+Result<std::shared_ptr<SharedAllocation>> SharedAllocator::allocate(std::uint64_t nbytes) {
+  Result<SharedMemory> memory = SharedMemory::create("kvzc-memory", nbytes);
+  if (!memory.is_ok()) return memory.status();
+  auto out = std::make_shared<SharedAllocation>(std::make_unique<SharedMemory>(memory.take()));
+  std::lock_guard lock(mutex_);
+  std::erase_if(allocations_, [](const auto& entry) { return entry.second.expired(); });
+  allocations_[out->data()] = out;
+  return out;
+}
+
+std::shared_ptr<SharedAllocation> SharedAllocator::find(const std::byte* data,
+                                                        std::uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  auto after = allocations_.upper_bound(data);
+  if (after == allocations_.begin()) return nullptr;
+  std::shared_ptr<SharedAllocation> found = std::prev(after)->second.lock();
+  if (!found) return nullptr;
+  const auto offset = static_cast<std::uint64_t>(data - found->data());
+  return range_fits(offset, nbytes, found->nbytes()) ? found : nullptr;
+}
+
+Result<LocalView> LocalView::index(std::span<const Index> indices) const {
+  Result<View> indexed = index_view(view, indices);
+  if (!indexed.is_ok()) return indexed.status();
+  return LocalView{memory, indexed.take()};
+}
+
+}  // namespace kvzc

@@ -1,0 +1,44 @@
+// OperationSlot: an operation with what it keeps alive, and the pool that slots come from.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kvzc/transport.h"
+
+namespace kvzc {
+
+class Binding;
+
+class OperationSlot : public Operation {
+ public:
+  // Which of the handle's storages each segment touches, until the binding is resolved.
+  std::vector<std::uint32_t> segment_storage;
+  // The local memory of each segment, to see whether source and target are the same.
+  std::vector<MemoryPiece> segment_local;
+  // Sources, targets and endpoint: alive until the end.
+  std::vector<std::shared_ptr<const void>> pins;
+  std::shared_ptr<Binding> binding;
+  std::atomic<const char*> transport{nullptr};  // Which one carries it, once chosen.
+  std::uint64_t run_count = 0;
+  bool has_credit = false;
+};
+
+// Slots are used again, with the room their lists have grown to. Thread: any.
+class OperationPool {
+ public:
+  // Gives an empty slot with one reference.
+  OperationSlot* take();
+  // Takes back a slot that nobody refers to.
+  void give_back(OperationSlot* slot);
+
+ private:
+  std::mutex mutex_;  // Guards the rest.
+  std::vector<std::unique_ptr<OperationSlot>> all_;
+  std::vector<OperationSlot*> free_;
+};
+
+}  // namespace kvzc

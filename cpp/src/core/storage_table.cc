@@ -1,0 +1,87 @@
+#include "core/storage_table.h"
+
+#include <sstream>
+
+#include "base/checked_math.h"
+
+namespace kvzc {
+
+StorageTable::Entry* StorageTable::find_entry(const std::byte* data, std::uint64_t nbytes) {
+  // Backwards from the last one that begins at or before the address. Storages seldom overlap, so
+  // the first look nearly always decides; an overlapping one that is missed costs a second
+  // registration of the same bytes and nothing else.
+  auto at = entries_.upper_bound(data);
+  for (int looks = 0; at != entries_.begin() && looks < 4; ++looks) {
+    --at;
+    LocalStorage& storage = *at->second.storage;
+    if (range_fits(static_cast<std::uint64_t>(data - storage.data), nbytes, storage.nbytes)) {
+      return &at->second;
+    }
+  }
+  return nullptr;
+}
+
+std::shared_ptr<LocalStorage> StorageTable::acquire(const TensorSpec& spec) {
+  std::shared_ptr<SharedAllocation> allocation =
+      allocator_->find(spec.storage_data, spec.storage_nbytes);
+  std::byte* data = allocation ? allocation->data() : spec.storage_data;
+  const std::uint64_t nbytes = allocation ? allocation->nbytes() : spec.storage_nbytes;
+  std::lock_guard lock(mutex_);
+  Entry* entry = find_entry(data, nbytes);
+  if (entry == nullptr) {
+    auto storage = std::make_shared<LocalStorage>();
+    storage->id = next_id_++;
+    storage->data = data;
+    storage->nbytes = nbytes;
+    storage->allocation = std::move(allocation);
+    storage->keep_alive = spec.keep_alive;
+    entry = &entries_.emplace(data, Entry{std::move(storage), 0})->second;
+  }
+  ++entry->registrations;
+  return entry->storage;
+}
+
+bool StorageTable::release(const std::shared_ptr<LocalStorage>& storage) {
+  std::lock_guard lock(mutex_);
+  auto [at, end] = entries_.equal_range(storage->data);
+  for (; at != end; ++at) {
+    if (at->second.storage != storage) continue;
+    if (--at->second.registrations > 0) return false;
+    entries_.erase(at);
+    return true;
+  }
+  return false;
+}
+
+std::shared_ptr<LocalStorage> StorageTable::find(const std::byte* data, std::uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  const Entry* entry = find_entry(data, nbytes);
+  return entry == nullptr ? nullptr : entry->storage;
+}
+
+std::shared_ptr<LocalStorage> StorageTable::make_temporary(const TensorSpec& spec) {
+  auto storage = std::make_shared<LocalStorage>();
+  storage->data = spec.storage_data;
+  storage->nbytes = spec.storage_nbytes;
+  storage->keep_alive = spec.keep_alive;
+  return storage;
+}
+
+std::string StorageTable::describe_nearest(const std::byte* data) {
+  std::lock_guard lock(mutex_);
+  if (entries_.empty()) return "nothing is registered";
+  auto at = entries_.upper_bound(data);
+  if (at != entries_.begin()) --at;
+  const LocalStorage& storage = *at->second.storage;
+  std::ostringstream text;
+  text << "the nearest registered memory is " << static_cast<const void*>(storage.data) << " to "
+       << static_cast<const void*>(storage.data + storage.nbytes);
+  return text.str();
+}
+
+std::size_t StorageTable::size() {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+}  // namespace kvzc

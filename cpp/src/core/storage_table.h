@@ -1,0 +1,45 @@
+// StorageTable: the pieces of local memory that an engine has registered, each once.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kvzc/memory.h"
+
+namespace kvzc {
+
+// Thread: any.
+class StorageTable {
+ public:
+  explicit StorageTable(std::shared_ptr<SharedAllocator> allocator)
+      : allocator_(std::move(allocator)) {}
+
+  // Counts one more registration of the storage that `spec` lies in; makes it if need be.
+  std::shared_ptr<LocalStorage> acquire(const TensorSpec& spec);
+  // Counts one less; gives whether it was the last.
+  bool release(const std::shared_ptr<LocalStorage>& storage);
+  // Gives a registered storage that holds all of [data, data + nbytes), or null.
+  std::shared_ptr<LocalStorage> find(const std::byte* data, std::uint64_t nbytes);
+  // Makes a storage that is not in the table, for one transfer.
+  static std::shared_ptr<LocalStorage> make_temporary(const TensorSpec& spec);
+  // Says what lies nearest to an address, for errors.
+  std::string describe_nearest(const std::byte* data);
+  std::size_t size();
+
+ private:
+  struct Entry {
+    std::shared_ptr<LocalStorage> storage;
+    std::uint64_t registrations = 0;
+  };
+  Entry* find_entry(const std::byte* data, std::uint64_t nbytes);
+
+  const std::shared_ptr<SharedAllocator> allocator_;
+  std::mutex mutex_;  // Guards the rest.
+  std::multimap<const std::byte*, Entry> entries_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace kvzc

@@ -1,0 +1,533 @@
+#include "kvzc/view.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/checked_math.h"
+
+namespace kvzc {
+namespace {
+
+struct DTypeInfo {
+  std::string_view name;
+  std::uint32_t nbytes;
+};
+
+constexpr DTypeInfo kDTypes[] = {
+#define KVZC_INFO(code, name, nbytes) {#name, nbytes},
+    KVZC_DTYPES(KVZC_INFO)
+#undef KVZC_INFO
+};
+
+// The largest and smallest position on an axis, in strides. Requires: size > 0.
+std::pair<std::int64_t, std::int64_t> positions(const Axis& axis) {
+  if (!axis.list) return {0, axis.size - 1};
+  const auto [least, most] = std::minmax_element(axis.list->begin(), axis.list->end());
+  return {*least, *most};
+}
+
+Status wraps(const TensorView& view) {
+  return Status(Code::kOutOfRange,
+                "the extents of " + view.describe() + " do not fit into 64 bits");
+}
+
+}  // namespace
+
+std::string_view dtype_name(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].name; }
+
+std::uint32_t dtype_nbytes(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].nbytes; }
+
+std::optional<DType> dtype_from_name(std::string_view name) {
+  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
+    if (kDTypes[i].name == name) return static_cast<DType>(i);
+  }
+  return std::nullopt;
+}
+
+std::optional<DType> dtype_from_wire(std::uint8_t number) {
+  if (number >= std::size(kDTypes)) return std::nullopt;
+  return static_cast<DType>(number);
+}
+
+std::int64_t TensorView::numel() const {
+  std::int64_t count = 1;
+  for (const Axis& axis : axes) count *= axis.size;
+  return count;
+}
+
+std::vector<std::int64_t> TensorView::shape() const {
+  std::vector<std::int64_t> out;
+  out.reserve(axes.size());
+  for (const Axis& axis : axes) out.push_back(axis.size);
+  return out;
+}
+
+std::string TensorView::describe() const {
+  std::string out(dtype_name(dtype));
+  out += '[';
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    if (i != 0) out += ", ";
+    out += std::to_string(axes[i].size);
+  }
+  return out + ']';
+}
+
+Status check_within(const TensorView& view, std::uint64_t storage_nbytes) {
+  std::int64_t count = 1;
+  std::int64_t total = 0;
+  bool is_empty = false;
+  for (const Axis& axis : view.axes) {
+    if (axis.size < 0) return Status(Code::kOutOfRange, "an axis has a negative size");
+    if (axis.size == 0) is_empty = true;
+    // An empty view may still not have sizes whose product wraps: numel() would lie.
+    if (multiply_overflows(count, std::max<std::int64_t>(axis.size, 1), &count)) return wraps(view);
+  }
+  if (multiply_overflows(count, std::int64_t{dtype_nbytes(view.dtype)}, &total)) return wraps(view);
+  std::int64_t low = view.offset;
+  std::int64_t high = view.offset;
+  if (!is_empty) {
+    for (const Axis& axis : view.axes) {
+      const auto [least, most] = positions(axis);
+      std::int64_t at_least;
+      std::int64_t at_most;
+      if (multiply_overflows(least, axis.stride, &at_least) ||
+          multiply_overflows(most, axis.stride, &at_most)) {
+        return wraps(view);
+      }
+      if (add_overflows(low, std::min(at_least, at_most), &low) ||
+          add_overflows(high, std::max(at_least, at_most), &high)) {
+        return wraps(view);
+      }
+    }
+    if (add_overflows(high, std::int64_t{dtype_nbytes(view.dtype)}, &high)) return wraps(view);
+  }
+  if (low < 0 || static_cast<std::uint64_t>(high) > storage_nbytes) {
+    return Status(Code::kOutOfRange, view.describe() + " reaches over bytes " +
+                                         std::to_string(low) + " to " + std::to_string(high) +
+                                         " of a storage of " + std::to_string(storage_nbytes));
+  }
+  return Status::ok();
+}
+
+std::uint64_t View::nbytes() const {
+  std::uint64_t total = 0;
+  for (const TensorView& tensor : tensors) total += tensor.nbytes();
+  return total;
+}
+
+// --- Indexing ---
+
+namespace {
+
+Status out_of_range(std::int64_t index, std::size_t axis, std::int64_t size) {
+  return Status(Code::kOutOfRange, "index " + std::to_string(index) + " is out of range for axis " +
+                                       std::to_string(axis) + " of size " + std::to_string(size));
+}
+
+// Python's rules for slices, on an axis of `size`; also gives the number of positions.
+struct Positions {
+  std::int64_t first;
+  std::int64_t step;
+  std::int64_t count;
+};
+
+Positions resolve(const Slice& slice, std::int64_t size) {
+  const std::int64_t step = slice.step.value_or(1);
+  const auto clamp = [&](std::optional<std::int64_t> at, std::int64_t otherwise) {
+    if (!at) return otherwise;
+    std::int64_t value = *at;
+    if (value < 0) value += size;
+    const std::int64_t low = step > 0 ? 0 : -1;
+    const std::int64_t high = step > 0 ? size : size - 1;
+    return std::clamp(value, low, high);
+  };
+  const std::int64_t first = clamp(slice.start, step > 0 ? 0 : size - 1);
+  const std::int64_t last = clamp(slice.stop, step > 0 ? size : -1);
+  std::int64_t count = 0;
+  if (step > 0 && first < last) count = (last - first - 1) / step + 1;
+  // The magnitude of the most negative step has no int64, so it is never formed.
+  if (step < 0 && last < first) {
+    const auto magnitude = ~static_cast<std::uint64_t>(step) + 1;
+    count = static_cast<std::int64_t>(static_cast<std::uint64_t>(first - last - 1) / magnitude) + 1;
+  }
+  return {first, step, count};
+}
+
+// The axis that `positions` select from `axis`; moves the offset when the axis is regular.
+Axis take_slice(const Axis& axis, const Positions& at, std::int64_t* offset) {
+  Axis out;
+  out.size = at.count;
+  if (axis.list) {
+    auto list = std::make_shared<std::vector<std::int64_t>>();
+    list->reserve(static_cast<std::size_t>(at.count));
+    for (std::int64_t i = 0; i < at.count; ++i) {
+      list->push_back((*axis.list)[static_cast<std::size_t>(at.first + i * at.step)]);
+    }
+    out.stride = axis.stride;
+    out.list = std::move(list);
+    return out;
+  }
+  if (at.count == 0) {
+    out.stride = axis.stride;
+    return out;
+  }
+  *offset += at.first * axis.stride;
+  // A single position never steps, so a huge step must not be multiplied out.
+  out.stride = at.count == 1 ? axis.stride : axis.stride * at.step;
+  return out;
+}
+
+Result<Axis> take_list(const Axis& axis, const IndexList& ids, std::size_t number) {
+  Axis out;
+  out.size = static_cast<std::int64_t>(ids->size());
+  out.stride = axis.stride;
+  bool as_given = !axis.list;
+  for (const std::int64_t id : *ids) {
+    if (id < -axis.size || id >= axis.size) return out_of_range(id, number, axis.size);
+    if (id < 0) as_given = false;
+  }
+  if (as_given) {
+    out.list = ids;
+    return out;
+  }
+  auto list = std::make_shared<std::vector<std::int64_t>>();
+  list->reserve(ids->size());
+  for (std::int64_t id : *ids) {
+    if (id < 0) id += axis.size;
+    list->push_back(axis.list ? (*axis.list)[static_cast<std::size_t>(id)] : id);
+  }
+  out.list = std::move(list);
+  return out;
+}
+
+Result<TensorView> index_tensor(const TensorView& view, std::span<const Index> indices) {
+  std::size_t used = 0;
+  std::size_t ellipses = 0;
+  for (const Index& index : indices) {
+    if (std::holds_alternative<Ellipsis>(index)) {
+      ++ellipses;
+    } else {
+      ++used;
+    }
+  }
+  if (ellipses > 1) return Status(Code::kInvalidArgument, "an index has more than one '...'");
+  if (used > view.axes.size()) {
+    return Status(Code::kOutOfRange, std::to_string(used) + " indices for " + view.describe() +
+                                         ", which has " + std::to_string(view.axes.size()) +
+                                         " axes");
+  }
+  TensorView out;
+  out.dtype = view.dtype;
+  out.storage = view.storage;
+  out.offset = view.offset;
+  out.axes.reserve(view.axes.size());
+  std::size_t axis_number = 0;
+  for (const Index& index : indices) {
+    if (std::holds_alternative<Ellipsis>(index)) {
+      for (std::size_t skip = view.axes.size() - used; skip > 0; --skip) {
+        out.axes.push_back(view.axes[axis_number++]);
+      }
+      continue;
+    }
+    const Axis& axis = view.axes[axis_number];
+    if (const auto* integer = std::get_if<std::int64_t>(&index)) {
+      std::int64_t at = *integer;
+      if (at < -axis.size || at >= axis.size) return out_of_range(at, axis_number, axis.size);
+      if (at < 0) at += axis.size;
+      out.offset += (axis.list ? (*axis.list)[static_cast<std::size_t>(at)] : at) * axis.stride;
+    } else if (const auto* slice = std::get_if<Slice>(&index)) {
+      if (slice->step == 0) return Status(Code::kInvalidArgument, "a slice has step 0");
+      out.axes.push_back(take_slice(axis, resolve(*slice, axis.size), &out.offset));
+    } else if (const auto* list = std::get_if<IndexList>(&index)) {
+      Result<Axis> taken = take_list(axis, *list, axis_number);
+      if (!taken.is_ok()) return taken.status();
+      out.axes.push_back(taken.take());
+    } else {
+      return Status(Code::kInvalidArgument,
+                    "names select tensors of a group, and this is a single tensor");
+    }
+    ++axis_number;
+  }
+  while (axis_number < view.axes.size()) out.axes.push_back(view.axes[axis_number++]);
+  // Lists that repeat positions can select more elements than the memory has.
+  std::int64_t total = dtype_nbytes(out.dtype);
+  for (const Axis& axis : out.axes) {
+    if (multiply_overflows(total, std::max<std::int64_t>(axis.size, 1), &total)) return wraps(out);
+  }
+  return out;
+}
+
+Result<std::size_t> find_name(const View& view, const std::string& name) {
+  const auto at = std::find(view.names.begin(), view.names.end(), name);
+  if (at != view.names.end()) return static_cast<std::size_t>(at - view.names.begin());
+  std::string known;
+  for (std::size_t i = 0; i < view.names.size() && i < 4; ++i) {
+    known += (i == 0 ? "'" : ", '") + view.names[i] + "'";
+  }
+  if (view.names.size() > 4) known += ", ...";
+  return Status(Code::kOutOfRange, "the group has no tensor '" + name + "'; it has " + known);
+}
+
+}  // namespace
+
+Result<View> index_view(const View& view, std::span<const Index> indices) {
+  View out;
+  if (!view.is_group()) {
+    Result<TensorView> tensor = index_tensor(view.tensors[0], indices);
+    if (!tensor.is_ok()) return tensor.status();
+    out.tensors.push_back(tensor.take());
+    return out;
+  }
+  std::vector<std::size_t> chosen;
+  bool one_by_name = false;
+  std::span<const Index> rest = indices;
+  const auto choose_all = [&] {
+    for (std::size_t i = 0; i < view.tensors.size(); ++i) chosen.push_back(i);
+  };
+  if (indices.empty() || std::holds_alternative<Ellipsis>(indices[0])) {
+    choose_all();
+  } else {
+    rest = indices.subspan(1);
+    if (const auto* name = std::get_if<std::string>(&indices[0])) {
+      Result<std::size_t> at = find_name(view, *name);
+      if (!at.is_ok()) return at.status();
+      chosen.push_back(*at);
+      one_by_name = true;
+    } else if (const auto* names = std::get_if<NameList>(&indices[0])) {
+      for (const std::string& each : *names) {
+        Result<std::size_t> at = find_name(view, each);
+        if (!at.is_ok()) return at.status();
+        chosen.push_back(*at);
+      }
+    } else if (const auto* slice = std::get_if<Slice>(&indices[0])) {
+      if (slice->step == 0) return Status(Code::kInvalidArgument, "a slice has step 0");
+      const Positions at = resolve(*slice, static_cast<std::int64_t>(view.tensors.size()));
+      for (std::int64_t i = 0; i < at.count; ++i) {
+        chosen.push_back(static_cast<std::size_t>(at.first + i * at.step));
+      }
+    } else {
+      return Status(Code::kInvalidArgument,
+                    "the first index of a group is a name, a list of names or a slice");
+    }
+  }
+  for (const std::size_t at : chosen) {
+    Result<TensorView> tensor = index_tensor(view.tensors[at], rest);
+    if (!tensor.is_ok()) {
+      return Status(tensor.status().code(),
+                    "tensor '" + view.names[at] + "': " + std::string(tensor.status().text()));
+    }
+    out.tensors.push_back(tensor.take());
+    if (!one_by_name) out.names.push_back(view.names[at]);
+  }
+  if (out.tensors.empty()) {
+    return Status(Code::kInvalidArgument, "the index selects no tensor of the group");
+  }
+  return out;
+}
+
+// --- Pairing ---
+
+Status check_same_layout(const View& source, const View& target) {
+  if (source.tensors.size() != target.tensors.size()) {
+    return Status(Code::kLayoutMismatch,
+                  "the source has " + std::to_string(source.tensors.size()) +
+                      " tensors and the target " + std::to_string(target.tensors.size()) +
+                      "; pick the same number on both sides");
+  }
+  for (std::size_t i = 0; i < source.tensors.size(); ++i) {
+    const TensorView& a = source.tensors[i];
+    const TensorView& b = target.tensors[i];
+    bool is_same = a.dtype == b.dtype && a.axes.size() == b.axes.size();
+    for (std::size_t axis = 0; is_same && axis < a.axes.size(); ++axis) {
+      is_same = a.axes[axis].size == b.axes[axis].size;
+    }
+    if (is_same) continue;
+    const std::string which =
+        target.is_group() ? " (tensor '" + target.names[i] + "')" : std::string();
+    return Status(Code::kLayoutMismatch,
+                  "the source is " + a.describe() + " and the target " + b.describe() + which +
+                      "; shapes and dtypes must be equal, nothing is broadcast or converted");
+  }
+  return Status::ok();
+}
+
+namespace {
+
+// Axes of both sides, outermost first, with what belongs together joined.
+struct PairedAxis {
+  std::int64_t size;
+  std::int64_t local_stride;
+  std::int64_t remote_stride;
+  const std::int64_t* local_list;   // Null: regular.
+  const std::int64_t* remote_list;
+
+  bool is_regular() const { return local_list == nullptr && remote_list == nullptr; }
+  std::int64_t local(std::int64_t i) const {
+    return (local_list != nullptr ? local_list[i] : i) * local_stride;
+  }
+  std::int64_t remote(std::int64_t i) const {
+    return (remote_list != nullptr ? remote_list[i] : i) * remote_stride;
+  }
+};
+
+constexpr std::size_t kTypicalAxes = 8;
+
+// Puts runs together while they continue each other on both sides.
+class RunMerger {
+ public:
+  explicit RunMerger(std::vector<Run>& runs) : runs_(runs) {}
+  void add(std::byte* local, std::uint64_t remote, std::uint64_t nbytes) {
+    if (local == local_end_ && remote == remote_end_) {
+      runs_.back().nbytes += nbytes;
+    } else {
+      runs_.push_back({local, remote, nbytes});
+    }
+    local_end_ = local + nbytes;
+    remote_end_ = remote + nbytes;
+  }
+
+ private:
+  std::vector<Run>& runs_;
+  std::byte* local_end_ = nullptr;
+  std::uint64_t remote_end_ = ~std::uint64_t{0};  // No run ends here.
+};
+
+}  // namespace
+
+void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
+              std::vector<Run>& runs) {
+  const std::int64_t item = dtype_nbytes(local.dtype);
+  std::int64_t local_at = local.offset;
+  std::int64_t remote_at = remote.offset;
+
+  std::vector<PairedAxis> axes;
+  axes.reserve(kTypicalAxes);
+  for (std::size_t i = 0; i < local.axes.size(); ++i) {
+    const Axis& a = local.axes[i];
+    const Axis& b = remote.axes[i];
+    if (a.size == 0) return;
+    PairedAxis axis{a.size, a.stride, b.stride, a.list ? a.list->data() : nullptr,
+                    b.list ? b.list->data() : nullptr};
+    if (axis.size == 1) {
+      local_at += axis.local(0);
+      remote_at += axis.remote(0);
+      continue;
+    }
+    if (axis.is_regular()) {
+      // Walked backwards on both sides is the same as forwards.
+      if (axis.local_stride < 0 && axis.remote_stride < 0) {
+        local_at += (axis.size - 1) * axis.local_stride;
+        remote_at += (axis.size - 1) * axis.remote_stride;
+        axis.local_stride = -axis.local_stride;
+        axis.remote_stride = -axis.remote_stride;
+      }
+      if (!axes.empty() && axes.back().is_regular() &&
+          axes.back().local_stride == axis.size * axis.local_stride &&
+          axes.back().remote_stride == axis.size * axis.remote_stride) {
+        axes.back().size *= axis.size;
+        axes.back().local_stride = axis.local_stride;
+        axes.back().remote_stride = axis.remote_stride;
+        continue;
+      }
+    }
+    axes.push_back(axis);
+  }
+
+  std::int64_t piece = item;
+  if (!axes.empty() && axes.back().is_regular() && axes.back().local_stride == item &&
+      axes.back().remote_stride == item) {
+    piece = axes.back().size * item;
+    axes.pop_back();
+  }
+
+  RunMerger merger(runs);
+  if (axes.empty()) {
+    merger.add(local_data + local_at, static_cast<std::uint64_t>(remote_at),
+               static_cast<std::uint64_t>(piece));
+    return;
+  }
+  const PairedAxis inner = axes.back();
+  const std::size_t outer_count = axes.size() - 1;
+  std::vector<std::int64_t> counters(outer_count, 0);
+  for (;;) {
+    std::int64_t local_row = local_at;
+    std::int64_t remote_row = remote_at;
+    for (std::size_t i = 0; i < outer_count; ++i) {
+      local_row += axes[i].local(counters[i]);
+      remote_row += axes[i].remote(counters[i]);
+    }
+    for (std::int64_t i = 0; i < inner.size; ++i) {
+      merger.add(local_data + local_row + inner.local(i),
+                 static_cast<std::uint64_t>(remote_row + inner.remote(i)),
+                 static_cast<std::uint64_t>(piece));
+    }
+    std::size_t axis = outer_count;
+    while (axis > 0 && ++counters[axis - 1] == axes[axis - 1].size) counters[--axis] = 0;
+    if (axis == 0) return;
+  }
+}
+
+Status check_no_overlap(const TensorView& target) {
+  if (target.numel() == 0) return Status::ok();
+  // Sorted by step, each axis must step over everything that the inner ones cover. Lists are
+  // looked at by their closest two entries.
+  struct Step {
+    std::int64_t stride;
+    std::int64_t extent;
+  };
+  std::vector<Step> steps;
+  steps.reserve(kTypicalAxes);
+  for (const Axis& axis : target.axes) {
+    if (axis.size == 1) continue;
+    if (!axis.list) {
+      const std::int64_t stride = std::abs(axis.stride);
+      steps.push_back({stride, (axis.size - 1) * stride});
+      continue;
+    }
+    const auto& list = *axis.list;
+    std::vector<std::int64_t> sorted_list;
+    const std::vector<std::int64_t>* ordered = &list;
+    if (!std::is_sorted(list.begin(), list.end())) {
+      sorted_list = list;
+      std::sort(sorted_list.begin(), sorted_list.end());
+      ordered = &sorted_list;
+    }
+    std::int64_t closest = ordered->back() - ordered->front();
+    for (std::size_t i = 1; i < ordered->size(); ++i) {
+      closest = std::min(closest, (*ordered)[i] - (*ordered)[i - 1]);
+      if (closest == 0) {
+        return Status(Code::kInvalidArgument, "the target names position " +
+                                                  std::to_string((*ordered)[i]) +
+                                                  " of an axis twice; each byte can be written "
+                                                  "once per transfer");
+      }
+    }
+    steps.push_back({closest * std::abs(axis.stride),
+                     (ordered->back() - ordered->front()) * std::abs(axis.stride)});
+  }
+  std::sort(steps.begin(), steps.end(),
+            [](const Step& a, const Step& b) { return a.stride < b.stride; });
+  std::int64_t covered = dtype_nbytes(target.dtype);
+  bool is_certain = true;
+  for (const Step& step : steps) {
+    is_certain = is_certain && step.stride >= covered;
+    covered += step.extent;
+  }
+  if (is_certain) return Status::ok();
+
+  // Interleaved or truly overlapping: look at the bytes themselves.
+  std::vector<Run> runs;
+  cut_runs(target, nullptr, target, runs);
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.remote < b.remote; });
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i].remote < runs[i - 1].remote + runs[i - 1].nbytes) {
+      return Status(Code::kInvalidArgument,
+                    "the target " + target.describe() +
+                        " overlaps itself (expanded or overlapping strides); each byte can be "
+                        "written once per transfer");
+    }
+  }
+  return Status::ok();
+}
+
+}  // namespace kvzc
