@@ -1,0 +1,84 @@
+#include "transport/shm/copy_pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+
+namespace kvzc::shm {
+namespace {
+
+std::uint32_t default_thread_count() {
+  return std::clamp(std::thread::hardware_concurrency(), 2u, 5u) - 1;
+}
+
+}  // namespace
+
+CopyPool::CopyPool(std::uint32_t threads, OperationSink& operations)
+    : thread_count_(threads != 0 ? threads : default_thread_count()), operations_(operations) {}
+
+void CopyPool::submit(Operation& operation) {
+  std::unique_lock lock(mutex_);
+  if (is_stopping_) {
+    // There will be no thread for it any more.
+    lock.unlock();
+    operation.channel.load(std::memory_order_acquire)->help(operation, INT64_MAX);
+    return;
+  }
+  // The queue's own reference: the operation may end, by a helper, before a thread gets to it.
+  operations_.retain(operation);
+  queue_.push_back(&operation);
+  if (threads_.size() < thread_count_) {
+    // Signals are for the program's own threads.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (threads_.size() < thread_count_) {
+      threads_.emplace_back([this] { run(); });
+      pthread_setname_np(threads_.back().native_handle(), "kvzc-copy");
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  if (operation.chunks.size() > 1) {
+    has_work_.notify_all();
+  } else {
+    has_work_.notify_one();
+  }
+}
+
+void CopyPool::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    has_work_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Operation& operation = *queue_.front();
+    operations_.retain(operation);
+    lock.unlock();
+    // All threads work on the oldest operation until every chunk of it is begun.
+    operation.channel.load(std::memory_order_acquire)->help(operation, INT64_MAX);
+    lock.lock();
+    if (!queue_.empty() && queue_.front() == &operation) {
+      queue_.pop_front();
+      lock.unlock();
+      operations_.release(operation);
+      operations_.release(operation);
+    } else {
+      lock.unlock();
+      operations_.release(operation);
+    }
+    lock.lock();
+  }
+}
+
+void CopyPool::stop() {
+  std::vector<std::thread> threads;
+  {
+    std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    threads.swap(threads_);
+  }
+  has_work_.notify_all();
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace kvzc::shm

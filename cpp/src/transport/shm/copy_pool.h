@@ -1,0 +1,39 @@
+// CopyPool: the few threads that copy what is too large for the caller to copy alone.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kvzc/transport.h"
+
+namespace kvzc::shm {
+
+class CopyPool {
+ public:
+  CopyPool(std::uint32_t threads, OperationSink& operations);
+  ~CopyPool() { stop(); }
+
+  // Queues an operation whose chunks are cut. Borrows it until it is retired: the pool holds a
+  // reference while a thread looks at it. Starts the threads at first use. Thread: any.
+  void submit(Operation& operation);
+  // Finishes what is queued and ends the threads. Thread: any, once.
+  void stop();
+
+ private:
+  void run();
+
+  const std::uint32_t thread_count_;
+  OperationSink& operations_;
+  // Shared by callers and copy threads; all guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable has_work_;
+  std::deque<Operation*> queue_;
+  std::vector<std::thread> threads_;
+  bool is_stopping_ = false;
+};
+
+}  // namespace kvzc::shm

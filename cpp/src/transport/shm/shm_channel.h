@@ -1,0 +1,91 @@
+// ShmChannel: operations to one peer on this host, copied straight from source to target.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "base/doorbell.h"
+#include "base/fence_board.h"
+#include "kvzc/transport.h"
+#include "transport/shm/copy_pool.h"
+#include "transport/shm/outbox.h"
+
+namespace kvzc::shm {
+
+// A peer's memory, mapped here.
+class MappedMemory final : public RemoteMemory {
+ public:
+  explicit MappedMemory(SharedMemory memory) : memory_(std::move(memory)) {}
+  std::uint64_t nbytes() const override { return memory_.nbytes(); }
+  bool is_same_as(const MemoryPiece& piece) const override {
+    return piece.shared != nullptr && piece.shared->identity() == memory_.identity();
+  }
+  std::byte* data() const { return memory_.data(); }
+
+ private:
+  SharedMemory memory_;
+};
+
+// What a peer gave of itself when the channel was set up.
+struct PeerSide {
+  Outbox outbox;       // The peer writes, we drain.
+  Doorbell doorbell;   // We ring, the peer sleeps.
+  FenceBoard fences;   // The peer moves epochs on, we read.
+};
+
+class ShmChannel final : public Channel {
+ public:
+  ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerSide peer,
+             std::uint64_t peer_token, void (*kick)(void*), void* kick_context);
+
+  void post(Operation& operation) override;
+  void help(Operation& operation, std::int64_t deadline_ns) override;
+  Status take_credit(std::size_t tag_bytes) override;
+  void return_credit(std::size_t tag_bytes) override;
+  void wait_for_credit(std::size_t tag_bytes, std::int64_t timeout_ns) override;
+  void send_tag(const Tag& tag, Code code) override;
+  void drain() override;
+  void grant_credits(std::uint32_t count) override;
+  Status fence(FenceTicket grant, std::int64_t deadline_ns) override;
+  void lose(Status why, PeerFate fate) override;
+
+ private:
+  // What the threads of this process share.
+  struct Shared {
+    std::atomic<bool> is_gone{false};
+    std::atomic<bool> is_lost{false};
+    std::mutex lost_mutex;
+    Status lost_why;  // Guarded by lost_mutex.
+
+    std::mutex send_mutex;               // Guards the next four.
+    std::uint64_t reserved_bytes = 0;    // Ring bytes that credits were given for, ever.
+    std::uint64_t reserved_tags = 0;
+    std::uint64_t tail = 0;
+    std::uint64_t kicked_head = ~std::uint64_t{0};
+
+    std::mutex drain_mutex;              // Guards the next one.
+    std::uint64_t head = 0;
+  };
+
+  enum class Room { kYes, kRingFull, kInboxFull };
+  // Requires: send_mutex is held.
+  Room room_for(std::size_t tag_bytes);
+
+  void cut_chunks(Operation& operation) const;
+  void run_chunk(Operation& operation, const Chunk& chunk);
+  void copy_chunk(const Operation& operation, const Chunk& chunk) const;
+  void finish(Operation& operation);
+  void kick_if_stuck(std::uint64_t head);
+  Status lost_why();
+
+  TransportHost& host_;
+  CopyPool& pool_;
+  const Outbox outbox_;
+  const PeerSide peer_;
+  const std::uint64_t peer_token_;
+  void (*const kick_)(void*);
+  void* const kick_context_;
+  Shared shared_;
+};
+
+}  // namespace kvzc::shm

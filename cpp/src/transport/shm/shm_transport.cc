@@ -1,0 +1,117 @@
+// Set-up of the shared-memory transport: what peers exchange once.
+
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/shared_memory.h"
+#include "transport/shm/copy_pool.h"
+#include "transport/shm/factory.h"
+#include "transport/shm/shm_channel.h"
+
+namespace kvzc::shm {
+namespace {
+
+// The order of descriptors in an offer.
+enum OfferFd : std::size_t { kOutboxFd, kDoorbellFd, kEventFd, kFencesFd, kOfferFds };
+
+class ShmChannelHalf final : public ChannelHalf {
+ public:
+  ShmChannelHalf(TransportHost& host, CopyPool& pool, Outbox outbox)
+      : host_(host), pool_(pool), outbox_(std::move(outbox)) {}
+
+  Result<Blob> offer() override {
+    Blob blob;
+    ByteWriter out;
+    out.u32(outbox_.ring_bytes());
+    out.u32(host_.fences.slots());
+    blob.bytes = out.take();
+    blob.fds.resize(kOfferFds);
+    blob.fds[kOutboxFd] = OwnedFd(dup(outbox_.memory().fd()));
+    if (!blob.fds[kOutboxFd].is_valid()) return Status::system(errno, "dup");
+    Status shared = host_.doorbell.share(&blob.fds[kDoorbellFd], &blob.fds[kEventFd]);
+    if (!shared.is_ok()) return shared;
+    Result<OwnedFd> fences = host_.fences.share();
+    if (!fences.is_ok()) return fences.status();
+    blob.fds[kFencesFd] = fences.take();
+    return blob;
+  }
+
+  Result<std::unique_ptr<Channel>> join(Blob peer_offer, std::uint64_t peer_token,
+                                        void (*kick)(void*), void* kick_context) override {
+    ByteReader in(peer_offer.bytes);
+    const std::uint32_t ring_bytes = in.u32();
+    const std::uint32_t fence_slots = in.u32();
+    if (!in.is_good() || peer_offer.fds.size() != kOfferFds) {
+      return Status(Code::kProtocol, "the peer's offer of shared memory is incomplete");
+    }
+    Result<Outbox> outbox = Outbox::open(std::move(peer_offer.fds[kOutboxFd]), ring_bytes);
+    if (!outbox.is_ok()) return outbox.status();
+    Result<Doorbell> doorbell = Doorbell::open(std::move(peer_offer.fds[kDoorbellFd]),
+                                               std::move(peer_offer.fds[kEventFd]));
+    if (!doorbell.is_ok()) return doorbell.status();
+    Result<FenceBoard> fences =
+        FenceBoard::open(std::move(peer_offer.fds[kFencesFd]), fence_slots);
+    if (!fences.is_ok()) return fences.status();
+    return std::unique_ptr<Channel>(std::make_unique<ShmChannel>(
+        host_, pool_, std::move(outbox_),
+        PeerSide{outbox.take(), doorbell.take(), fences.take()}, peer_token, kick, kick_context));
+  }
+
+ private:
+  TransportHost& host_;
+  CopyPool& pool_;
+  Outbox outbox_;
+};
+
+class ShmTransport final : public Transport {
+ public:
+  explicit ShmTransport(TransportHost& host)
+      : host_(host), pool_(host.tuning.copy_threads, host.operations) {}
+
+  const char* name() const override { return "shm"; }
+
+  Result<Blob> describe(const MemoryPiece& piece) override {
+    if (piece.shared == nullptr) {
+      return Status(Code::kTransportUnavailable,
+                    "shm: the target lies in private memory of its process, which no other "
+                    "process can map. Allocate it with kvzc.empty(shape, dtype)");
+    }
+    Blob blob;
+    blob.fds.emplace_back(dup(piece.shared->fd()));
+    if (!blob.fds[0].is_valid()) return Status::system(errno, "dup of a region's memfd");
+    return blob;
+  }
+
+  Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description,
+                                                      std::uint64_t nbytes) override {
+    if (description.fds.size() != 1) {
+      return Status(Code::kProtocol, "the peer described its memory without a descriptor");
+    }
+    Result<SharedMemory> memory =
+        SharedMemory::map(std::move(description.fds[0]), nbytes, MapAccess::kReadWrite);
+    if (!memory.is_ok()) return memory.status();
+    memory->close_fd();
+    return std::shared_ptr<RemoteMemory>(std::make_shared<MappedMemory>(memory.take()));
+  }
+
+  Result<std::unique_ptr<ChannelHalf>> open_channel() override {
+    Result<Outbox> outbox = Outbox::create(host_.tuning.tag_ring_bytes);
+    if (!outbox.is_ok()) return outbox.status();
+    return std::unique_ptr<ChannelHalf>(
+        std::make_unique<ShmChannelHalf>(host_, pool_, outbox.take()));
+  }
+
+  void stop() override { pool_.stop(); }
+
+ private:
+  TransportHost& host_;
+  CopyPool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_transport(TransportHost& host) {
+  return std::make_unique<ShmTransport>(host);
+}
+
+}  // namespace kvzc::shm
