@@ -1,0 +1,305 @@
+// Engines, and the module-level functions of the default one.
+
+#include <algorithm>
+
+#include "bindings.h"
+
+namespace kvzc::bindings {
+namespace {
+
+// What the module owns: the allocator that all its engines share, its engines, the default one.
+// Guarded by the GIL.
+struct ModuleState {
+  std::shared_ptr<SharedAllocator> allocator = std::make_shared<SharedAllocator>();
+  std::vector<std::weak_ptr<Engine>> engines;
+  std::shared_ptr<PyEngine> default_engine;
+};
+
+ModuleState& state() {
+  // Never destroyed: objects that Python drops at its very end may still refer to it.
+  static auto* const made = new ModuleState;
+  return *made;
+}
+
+std::shared_ptr<PyEngine> make_engine(EngineOptions options, double default_timeout) {
+  options.allocator = state().allocator;
+  auto out = std::make_shared<PyEngine>();
+  out->engine = take(Engine::create(std::move(options)));
+  out->default_timeout = default_timeout;
+  auto& engines = state().engines;
+  std::erase_if(engines, [](const auto& each) { return each.expired(); });
+  engines.push_back(out->engine);
+  return out;
+}
+
+std::uint32_t user_id(py::handle user) {
+  if (!py::isinstance<py::str>(user)) return user.cast<std::uint32_t>();
+  return py::module_::import("pwd").attr("getpwnam")(user).attr("pw_uid").cast<std::uint32_t>();
+}
+
+using Shape = py::typing::Union<py::int_, py::typing::Tuple<py::int_, py::ellipsis>>;
+using Users = py::typing::Iterable<py::typing::Union<py::str, py::int_>>;
+
+PyPeer connect(const std::shared_ptr<PyEngine>& owner, const RemoteView& target,
+               const std::optional<double>& timeout) {
+  const std::int64_t deadline = deadline_of(timeout, owner->default_timeout);
+  const Transfer transfer = take(owner->engine->connect(target));
+  wait_transfers({&transfer, 1}, WaitFor::kAll, deadline);
+  check(transfer.status());
+  return PyPeer{owner, take(owner->engine->peer_of(target))};
+}
+
+py::typing::Dict<py::str, py::int_> stats_dict(const EngineStats& stats) {
+  py::typing::Dict<py::str, py::int_> out;
+  out["regions"] = stats.regions;
+  out["storages"] = stats.storages;
+  out["grants"] = stats.grants;
+  out["peers"] = stats.peers;
+  out["transfers_running"] = stats.transfers_running;
+  out["transfers_done"] = stats.transfers_done;
+  out["transfers_failed"] = stats.transfers_failed;
+  out["transfers_cancelled"] = stats.transfers_cancelled;
+  out["bytes_done"] = stats.bytes_done;
+  out["runs_done"] = stats.runs_done;
+  out["temporary_registrations"] = stats.temporary_registrations;
+  out["arrivals_pending"] = stats.arrivals_pending;
+  out["arrivals_arrived"] = stats.arrivals_arrived;
+  out["arrivals_taken"] = stats.arrivals_taken;
+  out["arrivals_expired"] = stats.arrivals_expired;
+  out["arrivals_forgotten"] = stats.arrivals_forgotten;
+  return out;
+}
+
+void close_engine(Engine& engine, std::int64_t deadline_ns) {
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = engine.close(deadline_ns);
+  }
+  release_waiting_objects();
+  check(status);
+}
+
+// At interpreter exit: threads end and blocked waits wake before the interpreter goes.
+void close_all() {
+  const std::int64_t deadline = deadline_of(1.0, 1.0);
+  for (const auto& weak : std::exchange(state().engines, {})) {
+    const std::shared_ptr<Engine> engine = weak.lock();
+    if (!engine) continue;
+    const py::gil_scoped_release release;
+    (void)engine->close(deadline);
+  }
+  release_waiting_objects();
+}
+
+constexpr const char* kPutDoc =
+    "Writes `source` into the memory behind `target`; the other side's program takes no part.\n\n"
+    "source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is\n"
+    "    done, and is kept alive until then. It need not be registered; memory outside every\n"
+    "    region is counted in stats()['temporary_registrations'].\n"
+    "target: a RemoteHandle or a part of one, of equal shape and dtype.\n"
+    "after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.\n"
+    "notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.\n"
+    "label: any object; comes back as Transfer.label.\n"
+    "accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises\n"
+    "    WouldBlock instead, with nothing posted. Default: the engine's default_timeout.\n\n"
+    "Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,\n"
+    "StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the\n"
+    "peer is reached is raised by Transfer.wait().";
+
+constexpr const char* kPutManyDoc =
+    "Writes several (source, target) pairs as one transfer, with one notify after all bytes.\n"
+    "All targets come from one handle, and no byte may be in two of them. Otherwise as put().";
+
+constexpr const char* kRegisterDoc =
+    "Registers memory, so that peers can be given handles to it.\n\n"
+    "obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one\n"
+    "    group with one handle. A non-contiguous tensor keeps its shape and strides. The objects\n"
+    "    are kept alive until the region is closed; a storage that is registered twice is\n"
+    "    registered once.\n\n"
+    "Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,\n"
+    "layout), LimitExceeded, Closed.";
+
+constexpr const char* kEmptyDoc =
+    "Allocates memory that other processes on this host can map: the target of fast puts.\n\n"
+    "shape: an int or a tuple of ints. dtype: a torch dtype gives a torch tensor, a NumPy dtype or\n"
+    "its name a NumPy array. The memory is a sealed memfd, zeroed, and allocated at once, so that\n"
+    "a shortage is an error here and never a SIGBUS later.\n\n"
+    "Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.";
+
+constexpr const char* kConnectDoc =
+    "Reaches the engine behind a handle and fetches what puts through it need.\n\n"
+    "A put does this by itself, without blocking; connecting before spares the first put the wait.\n"
+    "Returns the Peer. Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.";
+
+constexpr const char* kEngineDoc =
+    "One participant: it owns registrations, transports, threads and the roads to its peers.\n\n"
+    "name: others see it in errors and handles; unique on this host. Default: a random one.\n"
+    "transports: names to use, for example ['shm']; default: all that this machine can run.\n"
+    "default_timeout: seconds, wherever a timeout is left out.\n"
+    "strict: refuse sources outside every region, instead of registering them for one transfer.\n"
+    "arrival_ttl: seconds until a tag that nobody takes is dropped.\n"
+    "arrival_depth: tags to one peer that may be untaken there before puts are pushed back.\n"
+    "allow_users: user names or ids that may connect besides this process's own.\n"
+    "copy_threads: threads for large copies; 0 chooses by the number of cores.\n"
+    "max_transfers: transfers that may run at once before put() pushes back.\n"
+    "max_grants: handles that may be alive at once.\n"
+    "connect_timeout: seconds for one attempt to reach a peer.";
+
+// The four keyword arguments that every put has.
+#define KVZC_PUT_ARGUMENTS                                                           \
+  py::kw_only(), py::arg("after") = py::none(), py::arg("notify") = py::none(),      \
+      py::arg("label") = py::none(), py::arg("accept_timeout") = py::none()
+
+void bind_default_engine(py::module_& module) {
+  module.def("default_engine", &default_engine,
+             "The engine that the module-level functions act on, made at first use.");
+  module.def(
+      "register", [](const py::object& obj) { return register_object(default_engine(), obj); },
+      py::arg("obj"), kRegisterDoc);
+  module.def(
+      "empty",
+      [](const Shape& shape, const py::object& dtype, const std::string& device) {
+        return make_empty(*state().allocator, shape, dtype, device);
+      },
+      py::arg("shape"), py::arg("dtype"), py::arg("device") = "cpu", kEmptyDoc);
+  module.def(
+      "put",
+      [](const py::object& source, const RemoteView& target, const py::object& after,
+         const std::optional<py::bytes>& notify, const py::object& label,
+         const std::optional<double>& accept_timeout) {
+        return put(default_engine(), source, target, {after, notify, label, accept_timeout});
+      },
+      py::arg("source"), py::arg("target"), KVZC_PUT_ARGUMENTS, kPutDoc);
+  module.def(
+      "put_many",
+      [](const Pairs& pairs, const py::object& after, const std::optional<py::bytes>& notify,
+         const py::object& label, const std::optional<double>& accept_timeout) {
+        return put_many(default_engine(), pairs, {after, notify, label, accept_timeout});
+      },
+      py::arg("pairs"), KVZC_PUT_ARGUMENTS, kPutManyDoc);
+  module.def(
+      "connect",
+      [](const RemoteView& handle, const std::optional<double>& timeout) {
+        return connect(default_engine(), handle, timeout);
+      },
+      py::arg("handle"), py::arg("timeout") = py::none(), kConnectDoc);
+  module.def("_close_all", &close_all, "Closes every engine of this process, in a second at most.");
+}
+
+}  // namespace
+
+std::shared_ptr<PyEngine> default_engine() {
+  std::shared_ptr<PyEngine>& engine = state().default_engine;
+  if (!engine || engine->engine->usable().code() == Code::kClosed) {
+    engine = make_engine({}, kDefaultTimeoutSeconds);
+  }
+  return engine;
+}
+
+void bind_engine(py::module_& module) {
+  py::class_<PyEngine, std::shared_ptr<PyEngine>>(module, "Engine", kEngineDoc)
+      .def(py::init([](const std::optional<std::string>& name,
+                       const std::optional<std::vector<std::string>>& transports,
+                       double default_timeout, bool strict, double arrival_ttl,
+                       std::uint32_t arrival_depth, const Users& allow_users,
+                       std::uint32_t copy_threads, std::uint32_t max_transfers,
+                       std::uint32_t max_grants, double connect_timeout) {
+             EngineOptions options;
+             options.name = name.value_or("");
+             options.transports = transports.value_or(std::vector<std::string>());
+             (void)deadline_of(default_timeout, 0);  // Refuses what is no time-out.
+             if (!(arrival_ttl > 0) || !(connect_timeout > 0)) {
+               throw py::value_error("arrival_ttl and connect_timeout are seconds, more than 0");
+             }
+             if (arrival_depth == 0) throw py::value_error("arrival_depth is at least 1");
+             options.strict = strict;
+             options.arrival_ttl_seconds = arrival_ttl;
+             options.connect_timeout_seconds = std::min(connect_timeout, 1e9);
+             options.max_transfers = max_transfers;
+             options.max_grants = max_grants;
+             options.tuning.copy_threads = copy_threads;
+             options.tuning.arrival_depth = arrival_depth;
+             for (const py::handle user : allow_users) {
+               options.allowed_uids.push_back(user_id(user));
+             }
+             return make_engine(std::move(options), default_timeout);
+           }),
+           py::arg("name") = py::none(), py::kw_only(), py::arg("transports") = py::none(),
+           py::arg("default_timeout") = kDefaultTimeoutSeconds, py::arg("strict") = false,
+           py::arg("arrival_ttl") = 300.0, py::arg("arrival_depth") = 65536,
+           py::arg("allow_users") = py::tuple(), py::arg("copy_threads") = 0,
+           py::arg("max_transfers") = 16384, py::arg("max_grants") = 131072,
+           py::arg("connect_timeout") = 10.0)
+      .def_property_readonly(
+          "name", [](const PyEngine& self) { return self.engine->name(); },
+          "Its name, given or random.")
+      .def_property_readonly(
+          "incarnation",
+          [](const PyEngine& self) { return incarnation_text(self.engine->incarnation()); },
+          "Random per start, as 32 hexadecimal digits.")
+      .def_property_readonly(
+          "closed",
+          [](const PyEngine& self) { return self.engine->usable().code() == Code::kClosed; },
+          "Whether close() was called.")
+      .def_readonly("default_timeout", &PyEngine::default_timeout, "Seconds.")
+      .def_property_readonly(
+          "arrivals", [](const std::shared_ptr<PyEngine>& self) { return PyArrivals{self}; },
+          "The tags that peers have sent to this engine.")
+      .def("register", &register_object, py::arg("obj"), kRegisterDoc)
+      .def(
+          "empty",
+          [](const PyEngine& self, const Shape& shape, const py::object& dtype,
+             const std::string& device) {
+            return make_empty(self.engine->allocator(), shape, dtype, device);
+          },
+          py::arg("shape"), py::arg("dtype"), py::arg("device") = "cpu", kEmptyDoc)
+      .def(
+          "put",
+          [](const std::shared_ptr<PyEngine>& self, const py::object& source,
+             const RemoteView& target, const py::object& after,
+             const std::optional<py::bytes>& notify, const py::object& label,
+             const std::optional<double>& accept_timeout) {
+            return put(self, source, target, {after, notify, label, accept_timeout});
+          },
+          py::arg("source"), py::arg("target"), KVZC_PUT_ARGUMENTS, kPutDoc)
+      .def(
+          "put_many",
+          [](const std::shared_ptr<PyEngine>& self, const Pairs& pairs, const py::object& after,
+             const std::optional<py::bytes>& notify, const py::object& label,
+             const std::optional<double>& accept_timeout) {
+            return put_many(self, pairs, {after, notify, label, accept_timeout});
+          },
+          py::arg("pairs"), KVZC_PUT_ARGUMENTS, kPutManyDoc)
+      .def("connect", &connect, py::arg("handle"), py::arg("timeout") = py::none(), kConnectDoc)
+      .def(
+          "stats", [](const PyEngine& self) { return stats_dict(self.engine->stats()); },
+          "A snapshot of the engine's counters.")
+      .def(
+          "close",
+          [](const PyEngine& self, const std::optional<double>& timeout) {
+            close_engine(*self.engine, deadline_of(timeout, self.default_timeout));
+          },
+          py::arg("timeout") = py::none(),
+          "Ends everything: transfers, handles, peers, threads. Idempotent. Raises TimedOut when\n"
+          "something did not come to rest in time; everything is closed all the same.")
+      .def("__enter__", [](std::shared_ptr<PyEngine> self) { return self; })
+      .def(
+          "__exit__",
+          [](const py::object& self, const py::object&, const py::object&, const py::object&) {
+            self.attr("close")();
+          },
+          py::arg("type"), py::arg("value"), py::arg("traceback"))
+      .def("__reduce__",
+           [](const PyEngine&) -> py::object {
+             throw py::type_error(
+                 "an engine belongs to its process and is not pickled; make one in each process");
+           })
+      .def("__repr__", [](const PyEngine& self) {
+        return "<kvzc.Engine '" + self.engine->name() + "'" +
+               (self.engine->usable().is_ok() ? ">" : ", closed>");
+      });
+  bind_default_engine(module);
+}
+
+}  // namespace kvzc::bindings

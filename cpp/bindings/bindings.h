@@ -1,0 +1,151 @@
+// What the binding files share. Casts and the GIL live here; decisions live in the core.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/typing.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvzc/engine.h"
+
+namespace py = pybind11;
+
+namespace kvzc::bindings {
+
+// --- errors.cc ---
+
+// One exception class per status code.
+void bind_errors(py::module_& module);
+// Raises what a status says. Requires: it is not ok, the GIL.
+[[noreturn]] void raise(const Status& status);
+// Gives the exception as an object, or None.
+py::object error_object(const Status& status);
+inline void check(const Status& status) {
+  if (!status.is_ok()) raise(status);
+}
+template <typename T>
+T take(Result<T> result) {
+  if (!result.is_ok()) raise(result.status());
+  return result.take();
+}
+
+// --- objects.cc ---
+
+// Holds a Python object until the last copy is dropped, on whatever thread that is. Without the
+// GIL, the object waits for the next call that has it: dropping never blocks.
+KeepAlive keep_alive(py::object object);
+// Lets go of objects that waited for the GIL.
+void release_waiting_objects();
+
+// --- tensors.cc ---
+
+// A tensor, array or buffer, described. Raises for what kvzc cannot move.
+struct Described {
+  TensorSpec spec;
+  bool is_read_only = false;
+};
+Described describe(py::handle object);
+// Gives whether the object is something that describe() takes.
+bool is_torch_tensor(py::handle object);
+// A torch tensor or a NumPy array in memory that local transports reach directly.
+py::object make_empty(SharedAllocator& allocator, py::handle shape, py::handle dtype,
+                      const std::string& device);
+
+// --- indexing.cc ---
+
+std::vector<Index> parse_index(py::handle key);
+
+// --- timeouts ---
+
+// Gives the absolute deadline of a time-out in seconds; none is the default, infinity is never.
+// Raises ValueError for NaN or negative numbers.
+std::int64_t deadline_of(std::optional<double> timeout, double default_seconds);
+// Calls `step(slice_deadline_ns)` without the GIL until it gives something else than kTimedOut or
+// kWouldBlock, or the deadline passes; sees Ctrl-C in between.
+Status wait_in_slices(std::int64_t deadline_ns, const std::function<Status(std::int64_t)>& step);
+
+// --- What Python adds to the core's classes ---
+
+inline constexpr double kDefaultTimeoutSeconds = 30.0;
+
+struct PyEngine {
+  std::shared_ptr<Engine> engine;
+  double default_timeout = kDefaultTimeoutSeconds;
+
+  // Closing may wait a moment for copies; other threads of the program run on meanwhile.
+  ~PyEngine();
+};
+
+struct PyTransfer {
+  std::shared_ptr<PyEngine> owner;
+  Transfer transfer;
+  py::object label;
+};
+
+struct PyRegion {
+  std::shared_ptr<PyEngine> owner;
+  Region region;
+
+  PyRegion(std::shared_ptr<PyEngine> engine, Region registered)
+      : owner(std::move(engine)), region(std::move(registered)) {}
+  PyRegion(const PyRegion&) = delete;
+  PyRegion& operator=(const PyRegion&) = delete;
+  // Collection never waits: the engine closes the region.
+  ~PyRegion() { region.close_later(); }
+};
+
+// The whole of a handle, as it came; its slices are RemoteViews.
+struct PyRemoteHandle : RemoteView {};
+
+struct PyPeer {
+  std::shared_ptr<PyEngine> owner;
+  std::shared_ptr<const PeerInfo> info;
+};
+
+// The default engine, made at first use.
+std::shared_ptr<PyEngine> default_engine();
+
+// The inbox of one engine, or of whichever is the default one.
+struct PyArrivals {
+  std::shared_ptr<PyEngine> owner;  // Null: the default engine.
+  std::shared_ptr<PyEngine> engine() const { return owner ? owner : default_engine(); }
+};
+
+// --- bind_memory.cc ---
+
+std::unique_ptr<PyRegion> register_object(const std::shared_ptr<PyEngine>& owner,
+                                          const py::object& object);
+
+// --- bind_transfers.cc ---
+
+struct PutArguments {
+  const py::object& after;
+  const std::optional<py::bytes>& notify;
+  const py::object& label;
+  const std::optional<double>& accept_timeout;
+};
+using Pairs = py::typing::Iterable<py::typing::Tuple<py::object, py::object>>;
+
+std::unique_ptr<PyTransfer> put(const std::shared_ptr<PyEngine>& owner, py::handle source,
+                                const RemoteView& target, const PutArguments& arguments);
+std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner,
+                                     const Pairs& pairs, const PutArguments& arguments);
+// Waits in slices without the GIL. Raises TimedOut.
+void wait_transfers(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns);
+
+// --- One function per file makes its part of the module ---
+
+void bind_tensors(py::module_& module);
+void bind_memory(py::module_& module);
+void bind_transfers(py::module_& module);
+void bind_arrivals(py::module_& module);
+void bind_engine(py::module_& module);
+
+}  // namespace kvzc::bindings

@@ -1,0 +1,96 @@
+// Python objects that the core keeps alive, and waiting with the GIL let go.
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "bindings.h"
+
+namespace kvzc::bindings {
+namespace {
+
+// Objects whose last holder let go without the GIL.
+struct WaitingObjects {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+
+// Never destroyed: threads of the core may still let go while the process exits.
+WaitingObjects& waiting() {
+  static auto* const objects = new WaitingObjects;
+  return *objects;
+}
+
+int release_from_interpreter(void*) {
+  release_waiting_objects();
+  return 0;
+}
+
+void let_go(void* object) {
+  auto* const self = static_cast<PyObject*>(object);
+  if (!Py_IsInitialized()) return;  // The interpreter is gone, and the object with it.
+  if (PyGILState_Check() != 0) {
+    Py_DECREF(self);
+    return;
+  }
+  {
+    std::lock_guard lock(waiting().mutex);
+    waiting().objects.push_back(self);
+  }
+  // The main thread does it soon. A full list of such calls is no loss: the next call of kvzc, or
+  // the next object, does it too.
+  Py_AddPendingCall(release_from_interpreter, nullptr);
+}
+
+constexpr std::int64_t kSliceNs = 50'000'000;
+
+std::int64_t clock_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+}  // namespace
+
+PyEngine::~PyEngine() {
+  if (!engine) return;
+  const py::gil_scoped_release release;
+  engine.reset();
+}
+
+KeepAlive keep_alive(py::object object) { return KeepAlive(object.release().ptr(), let_go); }
+
+void release_waiting_objects() {
+  std::vector<PyObject*> objects;
+  {
+    std::lock_guard lock(waiting().mutex);
+    objects.swap(waiting().objects);
+  }
+  for (PyObject* object : objects) Py_DECREF(object);
+}
+
+std::int64_t deadline_of(std::optional<double> timeout, double default_seconds) {
+  const double seconds = timeout.value_or(default_seconds);
+  if (std::isnan(seconds) || seconds < 0) {
+    throw py::value_error("a timeout is a number of seconds, 0 or more; math.inf waits for ever");
+  }
+  if (seconds > 3.0e9) return INT64_MAX;
+  return clock_ns() + static_cast<std::int64_t>(seconds * 1e9);
+}
+
+Status wait_in_slices(std::int64_t deadline_ns, const std::function<Status(std::int64_t)>& step) {
+  for (;;) {
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      status = step(std::min(deadline_ns, clock_ns() + kSliceNs));
+    }
+    if (status.code() != Code::kTimedOut && status.code() != Code::kWouldBlock) return status;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (clock_ns() >= deadline_ns) return status;
+  }
+}
+
+}  // namespace kvzc::bindings

@@ -1,0 +1,102 @@
+"""kvzc: zero-copy transport under LLM prefill/decode disaggregation.
+
+The three lines::
+
+    region = kvzc.register(kv_cache)                 # decode side; send region.handle().to_text()
+    handle = kvzc.RemoteHandle.from_text(text)       # prefill side
+    kvzc.put(local[layer, blocks], handle[layer, remote_blocks], notify=b"req-17/3").wait(2.0)
+
+and on the decode side ``kvzc.arrivals.wait(b"req-17/3", timeout=2.0)`` returns when those bytes
+can be read. The functions here act on a default engine, made at first use; each is a method of
+:class:`Engine` too.
+"""
+
+import atexit as _atexit
+
+from ._core import (
+    NOW,
+    AccessDenied,
+    Arrival,
+    Arrivals,
+    BadHandle,
+    Cancelled,
+    Closed,
+    Engine,
+    Error,
+    ForkedEngine,
+    InvalidArgument,
+    LayoutMismatch,
+    LimitExceeded,
+    LocalView,
+    NotRegistered,
+    OutOfRange,
+    Peer,
+    PeerLost,
+    ProtocolError,
+    Region,
+    RemoteHandle,
+    RemoteView,
+    Revoked,
+    StaleHandle,
+    SystemFailure,
+    TimedOut,
+    Transfer,
+    TransportUnavailable,
+    Unsupported,
+    WouldBlock,
+    __version__,
+    _close_all,
+    arrivals,
+    connect,
+    default_engine,
+    empty,
+    put,
+    put_many,
+    register,
+    wait,
+)
+
+# Before the interpreter goes: threads end, and waits that daemon threads sit in wake.
+_atexit.register(_close_all)
+
+__all__ = [
+    "NOW",
+    "AccessDenied",
+    "Arrival",
+    "Arrivals",
+    "BadHandle",
+    "Cancelled",
+    "Closed",
+    "Engine",
+    "Error",
+    "ForkedEngine",
+    "InvalidArgument",
+    "LayoutMismatch",
+    "LimitExceeded",
+    "LocalView",
+    "NotRegistered",
+    "OutOfRange",
+    "Peer",
+    "PeerLost",
+    "ProtocolError",
+    "Region",
+    "RemoteHandle",
+    "RemoteView",
+    "Revoked",
+    "StaleHandle",
+    "SystemFailure",
+    "TimedOut",
+    "Transfer",
+    "TransportUnavailable",
+    "Unsupported",
+    "WouldBlock",
+    "__version__",
+    "arrivals",
+    "connect",
+    "default_engine",
+    "empty",
+    "put",
+    "put_many",
+    "register",
+    "wait",
+]

@@ -1,0 +1,753 @@
+"""
+The compiled core of kvzc.
+"""
+
+from __future__ import annotations
+import collections.abc
+import typing
+
+__all__: list[str] = [
+    "AccessDenied",
+    "Arrival",
+    "Arrivals",
+    "BadHandle",
+    "Cancelled",
+    "Closed",
+    "Engine",
+    "Error",
+    "ForkedEngine",
+    "InvalidArgument",
+    "LayoutMismatch",
+    "LimitExceeded",
+    "LocalView",
+    "NOW",
+    "NotRegistered",
+    "OutOfRange",
+    "Peer",
+    "PeerLost",
+    "ProtocolError",
+    "Region",
+    "RemoteHandle",
+    "RemoteView",
+    "Revoked",
+    "StaleHandle",
+    "SystemFailure",
+    "TimedOut",
+    "Transfer",
+    "TransportUnavailable",
+    "Unsupported",
+    "WouldBlock",
+    "arrivals",
+    "connect",
+    "default_engine",
+    "empty",
+    "put",
+    "put_many",
+    "register",
+    "transports",
+    "wait",
+]
+
+class Error(Exception):
+    """
+    The base of everything that kvzc raises.
+    """
+
+class InvalidArgument(Error, ValueError):
+    """
+    An argument that no call of this kind can take.
+    """
+
+class OutOfRange(Error, IndexError):
+    """
+    An index beyond the shape.
+    """
+
+class LayoutMismatch(Error, ValueError):
+    """
+    Source and target differ in shape or dtype.
+    """
+
+class BadHandle(Error, ValueError):
+    """
+    A handle that is truncated, damaged, forged or too new.
+    """
+
+class NotRegistered(Error, ValueError):
+    """
+    Memory outside every region, in a strict engine.
+    """
+
+class StaleHandle(Error, ConnectionError):
+    """
+    A handle from an earlier life of its engine.
+    """
+
+class Revoked(Error, PermissionError):
+    """
+    A grant that its owner has taken back.
+    """
+
+class AccessDenied(Error, PermissionError):
+    """
+    A user or an access that the owner does not allow.
+    """
+
+class TimedOut(Error, TimeoutError):
+    """
+    Not done in time; what was started goes on.
+    """
+
+class WouldBlock(Error, BlockingIOError):
+    """
+    A full queue or inbox; nothing was posted.
+    """
+
+class PeerLost(Error, ConnectionError):
+    """
+    The peer's process or engine is gone.
+    """
+
+class Cancelled(Error, RuntimeError):
+    """
+    A transfer that was cancelled.
+    """
+
+class Closed(Error, RuntimeError):
+    """
+    Use of something that was closed.
+    """
+
+class TransportUnavailable(Error, RuntimeError):
+    """
+    No transport reaches the memory; the text says why.
+    """
+
+class Unsupported(Error, NotImplementedError):
+    """
+    Something that this version does not do.
+    """
+
+class LimitExceeded(Error, OSError):
+    """
+    A limit of the machine; the text says how to raise it.
+    """
+
+class ForkedEngine(Error, RuntimeError):
+    """
+    Use of an engine that belongs to the parent process.
+    """
+
+class ProtocolError(Error, ConnectionError):
+    """
+    A peer that does not keep the protocol.
+    """
+
+class SystemFailure(Error, OSError):
+    """
+    A system call that failed for an unexpected reason.
+    """
+
+class _SharedBuffer:
+    """
+    Memory that other processes can map; what empty() builds on.
+    """
+
+class LocalView:
+    """
+    A part of a region: the source of a put. Made by indexing a region; copies nothing.
+    """
+    def __getitem__(self, key: typing.Any) -> LocalView:
+        """
+        The part that an index selects. Copies nothing, also with a list of block ids, where torch's
+        own indexing would copy.
+
+        Integers, slices of any step, '...', and on each axis at most one list, range or
+        one-dimensional array of integers (block ids). Several lists act each on its own axis, as
+        numpy.ix_ does. In a group, first a name, a list of names or a slice.
+
+        Raises OutOfRange (an IndexError) beyond the shape, Closed for a closed region.
+        """
+    def __repr__(self) -> str: ...
+    @property
+    def dtype(self) -> str:
+        """
+        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        """
+    @property
+    def names(self) -> list[str]:
+        """
+        Names of a group's tensors, in order; empty for a single tensor.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of all elements in bytes.
+        """
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """
+        Extents of the tensor. Raises InvalidArgument for a group.
+        """
+
+class RemoteView:
+    """
+    A part of what a handle grants: the target of a put. Made by indexing a handle.
+    """
+    def __getitem__(self, key: typing.Any) -> RemoteView:
+        """
+        The part that an index selects. Copies nothing, also with a list of block ids, where torch's
+        own indexing would copy.
+
+        Integers, slices of any step, '...', and on each axis at most one list, range or
+        one-dimensional array of integers (block ids). Several lists act each on its own axis, as
+        numpy.ix_ does. In a group, first a name, a list of names or a slice.
+
+        Raises OutOfRange (an IndexError) beyond the shape, Closed for a closed region.
+        """
+    def __repr__(self) -> str: ...
+    @property
+    def dtype(self) -> str:
+        """
+        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        """
+    @property
+    def names(self) -> list[str]:
+        """
+        Names of a group's tensors, in order; empty for a single tensor.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of all elements in bytes.
+        """
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """
+        Extents of the tensor. Raises InvalidArgument for a group.
+        """
+
+class RemoteHandle(RemoteView):
+    """
+    A grant of another engine's memory. Whoever has its bytes may use it, so they travel by a
+    channel that you trust; nothing of the key shows in repr or str.
+    """
+    @staticmethod
+    def from_bytes(data: bytes) -> RemoteHandle:
+        """
+        Reads what to_bytes() gave. Raises BadHandle (a ValueError).
+        """
+    @staticmethod
+    def from_text(text: str) -> RemoteHandle:
+        """
+        Reads what to_text() gave. Raises BadHandle (a ValueError).
+        """
+    def __getstate__(self) -> bytes: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, arg0: bytes) -> None: ...
+    def to_bytes(self) -> bytes:
+        """
+        Gives the handle as bytes, versioned and complete.
+        """
+    def to_text(self) -> str:
+        """
+        Gives the handle as text that fits into URLs and JSON.
+        """
+    @property
+    def engine(self) -> str:
+        """
+        Name of the engine that owns the memory.
+        """
+
+class Region:
+    """
+    Memory registered with an engine: one tensor or a group of named ones.
+
+    It keeps the memory alive until close(), and is a context manager. A region that is
+    collected is closed too, without anybody waiting: keep it while peers may write.
+    """
+    def __enter__(self) -> Region: ...
+    def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None: ...
+    def __getitem__(self, key: typing.Any) -> LocalView:
+        """
+        The part that an index selects. Copies nothing, also with a list of block ids, where torch's
+        own indexing would copy.
+
+        Integers, slices of any step, '...', and on each axis at most one list, range or
+        one-dimensional array of integers (block ids). Several lists act each on its own axis, as
+        numpy.ix_ does. In a group, first a name, a list of names or a slice.
+
+        Raises OutOfRange (an IndexError) beyond the shape, Closed for a closed region.
+        """
+    def __reduce__(self) -> typing.Any: ...
+    def __repr__(self) -> str: ...
+    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Revokes the region's handles, waits until no peer writes through them, and lets the
+        memory go. Idempotent. Raises TimedOut when a peer was still writing after `timeout`
+        seconds: the handles are revoked, but do not use the memory again before that peer is
+        gone.
+        """
+    def handle(self) -> RemoteHandle:
+        """
+        Gives a handle of the whole region, for put and get. Its bytes are the right to write:
+        pass them on by a channel that you trust. Raises Closed.
+        """
+    @property
+    def closed(self) -> bool:
+        """
+        Whether close() was called.
+        """
+    @property
+    def dtype(self) -> str:
+        """
+        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        """
+    @property
+    def names(self) -> list[str]:
+        """
+        Names of a group's tensors, in order; empty for a single tensor.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of all elements in bytes.
+        """
+    @property
+    def path(self) -> str:
+        """
+        In words: how peers reach this memory, and what would make it faster.
+        """
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """
+        Extents of the tensor. Raises InvalidArgument for a group.
+        """
+
+class _Now:
+    def __repr__(self) -> str: ...
+
+class Transfer:
+    """
+    One accepted put, until its one end: done, failed or cancelled.
+
+    Dropping it does not stop it.
+    """
+    def __repr__(self) -> str: ...
+    def cancel(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Stops it and returns when it is quiet: as Cancelled, or done if it was faster. Raises
+        TimedOut when it is not quiet in time; it is still running then.
+        """
+    def wait(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Returns once every byte is readable at the target, by anyone who is told of it.
+
+        timeout: seconds; None is the engine's default, math.inf waits for ever. Raises the
+        transfer's own error, or TimedOut, and then the transfer is still running.
+        """
+    @property
+    def done(self) -> bool:
+        """
+        Whether it has ended, in whatever way.
+        """
+    @property
+    def done_ns(self) -> int | None:
+        """
+        When it ended, on the same clock; None before.
+        """
+    @property
+    def error(self) -> typing.Any:
+        """
+        The error that it ended with, or None.
+        """
+    @property
+    def label(self) -> typing.Any:
+        """
+        What the caller gave as label=.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of all its parts in bytes.
+        """
+    @property
+    def quiet(self) -> bool:
+        """
+        Whether not one more byte of it can move.
+        """
+    @property
+    def runs(self) -> int:
+        """
+        Number of pieces that are contiguous on both sides.
+        """
+    @property
+    def submitted_ns(self) -> int:
+        """
+        When it was accepted: CLOCK_MONOTONIC, as time.monotonic_ns().
+        """
+    @property
+    def transport(self) -> str | None:
+        """
+        Name of the transport that carries it; None until one is chosen.
+        """
+
+class Peer:
+    """
+    Another engine, as this one knows it.
+    """
+    def __repr__(self) -> str: ...
+    @property
+    def error(self) -> typing.Any:
+        """
+        Why it is lost, or None.
+        """
+    @property
+    def incarnation(self) -> str:
+        """
+        Random per start of that engine, as 32 hexadecimal digits.
+        """
+    @property
+    def lost(self) -> bool:
+        """
+        Whether it is known to be gone.
+        """
+    @property
+    def name(self) -> str:
+        """
+        The name that its engine was made with.
+        """
+    @property
+    def pid(self) -> int:
+        """
+        Its process, or 0 when that is in another pid namespace.
+        """
+    @property
+    def uid(self) -> int:
+        """
+        Its user id.
+        """
+
+class Arrival:
+    """
+    A tag that has come in.
+    """
+    def __repr__(self) -> str: ...
+    @property
+    def arrived_ns(self) -> int:
+        """
+        When this engine saw it: CLOCK_MONOTONIC, as time.monotonic_ns().
+        """
+    @property
+    def error(self) -> typing.Any:
+        """
+        None, and every byte is readable; or why the sender's transfer failed.
+        """
+    @property
+    def peer(self) -> Peer:
+        """
+        Who sent it.
+        """
+    @property
+    def tag(self) -> bytes:
+        """
+        The tag, as its sender gave it.
+        """
+
+class Arrivals:
+    """
+    The tags that peers have sent to an engine.
+
+    A tag that somebody waits for is not given to poll().
+    """
+    def __aiter__(self) -> typing.Any:
+        """
+        Gives arrivals as poll() does, on an event loop that keeps running.
+        """
+    def fileno(self) -> int:
+        """
+        A descriptor that is readable when poll() may give something; for select and event
+        loops. It belongs to the engine.
+        """
+    def forget(self, tag: bytes) -> None:
+        """
+        Discards the arrivals of `tag`, those to come too, for arrival_ttl seconds or until
+        somebody waits for it.
+        """
+    def poll(self, max: typing.SupportsInt | typing.SupportsIndex = 64) -> list[Arrival]:
+        """
+        Takes up to `max` arrivals, the oldest first; never waits.
+        """
+    @typing.overload
+    def wait(
+        self,
+        tag: bytes,
+        *,
+        peer: typing.Any = None,
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Arrival:
+        """
+        Takes one arrival of `tag`: when it returns, its bytes are readable unless .error says
+        otherwise. With `peer`, only from that peer, and PeerLost when it is gone. Raises
+        TimedOut after `timeout` seconds (None: the engine's default), Closed.
+        """
+    @typing.overload
+    def wait(
+        self,
+        tag: bytes,
+        count: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        peer: typing.Any = None,
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> list[Arrival]:
+        """
+        Takes `count` arrivals of `tag` together, in the order in which they came.
+        """
+
+class Engine:
+    """
+    One participant: it owns registrations, transports, threads and the roads to its peers.
+
+    name: others see it in errors and handles; unique on this host. Default: a random one.
+    transports: names to use, for example ['shm']; default: all that this machine can run.
+    default_timeout: seconds, wherever a timeout is left out.
+    strict: refuse sources outside every region, instead of registering them for one transfer.
+    arrival_ttl: seconds until a tag that nobody takes is dropped.
+    arrival_depth: tags to one peer that may be untaken there before puts are pushed back.
+    allow_users: user names or ids that may connect besides this process's own.
+    copy_threads: threads for large copies; 0 chooses by the number of cores.
+    max_transfers: transfers that may run at once before put() pushes back.
+    max_grants: handles that may be alive at once.
+    connect_timeout: seconds for one attempt to reach a peer.
+    """
+    def __enter__(self) -> Engine: ...
+    def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None: ...
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        transports: collections.abc.Sequence[str] | None = None,
+        default_timeout: typing.SupportsFloat | typing.SupportsIndex = 30.0,
+        strict: bool = False,
+        arrival_ttl: typing.SupportsFloat | typing.SupportsIndex = 300.0,
+        arrival_depth: typing.SupportsInt | typing.SupportsIndex = 65536,
+        allow_users: collections.abc.Iterable[str | int] = (),
+        copy_threads: typing.SupportsInt | typing.SupportsIndex = 0,
+        max_transfers: typing.SupportsInt | typing.SupportsIndex = 16384,
+        max_grants: typing.SupportsInt | typing.SupportsIndex = 131072,
+        connect_timeout: typing.SupportsFloat | typing.SupportsIndex = 10.0,
+    ) -> None: ...
+    def __reduce__(self) -> typing.Any: ...
+    def __repr__(self) -> str: ...
+    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Ends everything: transfers, handles, peers, threads. Idempotent. Raises TimedOut when
+        something did not come to rest in time; everything is closed all the same.
+        """
+    def connect(
+        self, handle: RemoteView, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> Peer:
+        """
+        Reaches the engine behind a handle and fetches what puts through it need.
+
+        A put does this by itself, without blocking; connecting before spares the first put the wait.
+        Returns the Peer. Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.
+        """
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: typing.Any, device: str = "cpu"
+    ) -> typing.Any:
+        """
+        Allocates memory that other processes on this host can map: the target of fast puts.
+
+        shape: an int or a tuple of ints. dtype: a torch dtype gives a torch tensor, a NumPy dtype or
+        its name a NumPy array. The memory is a sealed memfd, zeroed, and allocated at once, so that
+        a shortage is an error here and never a SIGBUS later.
+
+        Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.
+        """
+    def put(
+        self,
+        source: typing.Any,
+        target: RemoteView,
+        *,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Writes `source` into the memory behind `target`; the other side's program takes no part.
+
+        source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is
+            done, and is kept alive until then. It need not be registered; memory outside every
+            region is counted in stats()['temporary_registrations'].
+        target: a RemoteHandle or a part of one, of equal shape and dtype.
+        after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
+        notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
+        label: any object; comes back as Transfer.label.
+        accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises
+            WouldBlock instead, with nothing posted. Default: the engine's default_timeout.
+
+        Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,
+        StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the
+        peer is reached is raised by Transfer.wait().
+        """
+    def put_many(
+        self,
+        pairs: collections.abc.Iterable[tuple[typing.Any, typing.Any]],
+        *,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Writes several (source, target) pairs as one transfer, with one notify after all bytes.
+        All targets come from one handle, and no byte may be in two of them. Otherwise as put().
+        """
+    def register(self, obj: typing.Any) -> Region:
+        """
+        Registers memory, so that peers can be given handles to it.
+
+        obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one
+            group with one handle. A non-contiguous tensor keeps its shape and strides. The objects
+            are kept alive until the region is closed; a storage that is registered twice is
+            registered once.
+
+        Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,
+        layout), LimitExceeded, Closed.
+        """
+    def stats(self) -> dict[str, int]:
+        """
+        A snapshot of the engine's counters.
+        """
+    @property
+    def arrivals(self) -> Arrivals:
+        """
+        The tags that peers have sent to this engine.
+        """
+    @property
+    def closed(self) -> bool:
+        """
+        Whether close() was called.
+        """
+    @property
+    def default_timeout(self) -> float:
+        """
+        Seconds.
+        """
+    @property
+    def incarnation(self) -> str:
+        """
+        Random per start, as 32 hexadecimal digits.
+        """
+    @property
+    def name(self) -> str:
+        """
+        Its name, given or random.
+        """
+
+def _close_all() -> None:
+    """
+    Closes every engine of this process, in a second at most.
+    """
+
+def connect(
+    handle: RemoteView, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+) -> Peer:
+    """
+    Reaches the engine behind a handle and fetches what puts through it need.
+
+    A put does this by itself, without blocking; connecting before spares the first put the wait.
+    Returns the Peer. Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.
+    """
+
+def default_engine() -> Engine:
+    """
+    The engine that the module-level functions act on, made at first use.
+    """
+
+def empty(shape: int | tuple[int, ...], dtype: typing.Any, device: str = "cpu") -> typing.Any:
+    """
+    Allocates memory that other processes on this host can map: the target of fast puts.
+
+    shape: an int or a tuple of ints. dtype: a torch dtype gives a torch tensor, a NumPy dtype or
+    its name a NumPy array. The memory is a sealed memfd, zeroed, and allocated at once, so that
+    a shortage is an error here and never a SIGBUS later.
+
+    Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.
+    """
+
+def put(
+    source: typing.Any,
+    target: RemoteView,
+    *,
+    after: typing.Any = None,
+    notify: bytes | None = None,
+    label: typing.Any = None,
+    accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+) -> Transfer:
+    """
+    Writes `source` into the memory behind `target`; the other side's program takes no part.
+
+    source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is
+        done, and is kept alive until then. It need not be registered; memory outside every
+        region is counted in stats()['temporary_registrations'].
+    target: a RemoteHandle or a part of one, of equal shape and dtype.
+    after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
+    notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
+    label: any object; comes back as Transfer.label.
+    accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises
+        WouldBlock instead, with nothing posted. Default: the engine's default_timeout.
+
+    Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,
+    StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the
+    peer is reached is raised by Transfer.wait().
+    """
+
+def put_many(
+    pairs: collections.abc.Iterable[tuple[typing.Any, typing.Any]],
+    *,
+    after: typing.Any = None,
+    notify: bytes | None = None,
+    label: typing.Any = None,
+    accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+) -> Transfer:
+    """
+    Writes several (source, target) pairs as one transfer, with one notify after all bytes.
+    All targets come from one handle, and no byte may be in two of them. Otherwise as put().
+    """
+
+def register(obj: typing.Any) -> Region:
+    """
+    Registers memory, so that peers can be given handles to it.
+
+    obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one
+        group with one handle. A non-contiguous tensor keeps its shape and strides. The objects
+        are kept alive until the region is closed; a storage that is registered twice is
+        registered once.
+
+    Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,
+    layout), LimitExceeded, Closed.
+    """
+
+def transports() -> list[tuple[str, bool, str]]:
+    """
+    Lists (name, available, reason) of every transport, the preferred first.
+    """
+
+def wait(
+    transfers: collections.abc.Iterable[Transfer],
+    timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    return_when: str = "all",
+) -> list[Transfer]:
+    """
+    Waits for several transfers and returns those that have ended.
+
+    return_when: 'all' or 'first'. Raises the first error of those that ended, or
+    TimedOut, and then those that run go on.
+    """
+
+NOW: _Now
+__version__: str = "0.1.0"
+arrivals: Arrivals
