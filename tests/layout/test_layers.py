@@ -41,6 +41,7 @@ ROOMS = {
     ],
     "src/transport/transport_list.h": [
         "kvzc/status.h",
+        "kvzc/info.h",
         "kvzc/completion.h",
         "kvzc/transport.h",
     ],

@@ -473,6 +473,7 @@ Status EngineCore::dispatch(OperationSlot& slot,
   }
   slot.fence = resolved->fence;
   slot.transport.store(resolved->transport, std::memory_order_relaxed);
+  slot.road = resolved->endpoint;
   slot.pins.push_back(resolved);
   resolved->channel->post(slot);
   return Status::ok();

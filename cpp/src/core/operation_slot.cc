@@ -29,6 +29,8 @@ OperationSlot* OperationPool::take() {
 
 void OperationPool::give_back(OperationSlot* slot) {
   slot->pins.clear();
+  slot->channel.store(nullptr, std::memory_order_relaxed);
+  slot->road.reset();
   slot->binding.reset();
   slot->runs.clear();
   if (slot->runs.capacity() > kRunsKept) slot->runs.shrink_to_fit();
@@ -36,7 +38,6 @@ void OperationPool::give_back(OperationSlot* slot) {
   slot->segment_storage.clear();
   slot->segment_local.clear();
   slot->chunks.clear();
-  slot->channel.store(nullptr, std::memory_order_relaxed);
   slot->transport.store(nullptr, std::memory_order_relaxed);
   slot->run_count = 0;
   slot->nbytes = 0;

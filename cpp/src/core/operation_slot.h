@@ -19,8 +19,10 @@ class OperationSlot : public Operation {
   std::vector<std::uint32_t> segment_storage;
   // The local memory of each segment, to see whether source and target are the same.
   std::vector<MemoryPiece> segment_local;
-  // Sources, targets and endpoint: alive until the end.
+  // Sources and targets: alive until the end.
   std::vector<std::shared_ptr<const void>> pins;
+  // What the channel belongs to: alive as long as anybody may still call help() on it.
+  std::shared_ptr<const void> road;
   std::shared_ptr<Binding> binding;
   std::atomic<const char*> transport{nullptr};  // Which one carries it, once chosen.
   std::uint64_t run_count = 0;

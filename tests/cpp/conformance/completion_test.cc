@@ -1,0 +1,176 @@
+// Each accepted transfer ends exactly once, and waiting for it always ends.
+#include <cstring>
+#include <thread>
+
+#include "conformance/peer_group.h"
+
+namespace kvzc::conformance {
+namespace {
+
+class CompletionTest : public Conformance {
+ protected:
+  // Runs `writer` against an owner that only offers memory.
+  void run_writer(std::uint64_t nbytes,
+                  const std::function<void(Party&, Engine&, const RemoteView&)>& writer) {
+    run(
+        [&](Party& party) {
+          auto engine = party.make_engine();
+          OwnedMemory memory = make_memory(*engine, nbytes);
+          party.tell(memory.handle_text());
+          party.hear();
+        },
+        [&](Party& party) {
+          auto engine = party.make_engine();
+          writer(party, *engine, open_handle(party.hear()));
+          party.tell("done");
+        });
+  }
+};
+
+TEST_P(CompletionTest, EveryTransferOfManyThreadsEndsOnceAndIsCounted) {
+  constexpr int kThreads = 4;
+  const int per_thread = rounds(500);
+  constexpr std::int64_t kBytes = 20'000;
+  run_writer(kThreads * kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        std::vector<std::byte> source(kBytes);
+        const LocalView view = view_of(engine, source.data(), kBytes);
+        const RemoteView mine = slice(target, t * kBytes, (t + 1) * kBytes);
+        std::vector<Transfer> transfers;
+        for (int i = 0; i < per_thread; ++i) {
+          const std::int64_t size = i % 3 == 0 ? 8 : kBytes;
+          const LocalView from = slice(view, 0, size);
+          const RemoteView to = slice(mine, 0, size);
+          const PutItem item{&from, &to};
+          Result<Transfer> transfer = engine.put({&item, 1}, {}, in_seconds(30));
+          ASSERT_TRUE(transfer.is_ok()) << transfer.status().to_string();
+          transfers.push_back(transfer.take());
+          // Wait in batches, from the last to the first, so that most have ended unobserved.
+          if (transfers.size() < 16) continue;
+          while (!transfers.empty()) {
+            ASSERT_TRUE(transfers.back().wait(in_seconds(30)).is_ok());
+            ASSERT_TRUE(transfers.back().status().is_ok());
+            ASSERT_GT(transfers.back().done_ns(), 0);
+            transfers.pop_back();
+          }
+        }
+        ASSERT_TRUE(wait_for(transfers, WaitFor::kAll, in_seconds(30)).is_ok());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.transfers_done, static_cast<std::uint64_t>(kThreads * per_thread));
+    EXPECT_EQ(stats.transfers_failed + stats.transfers_cancelled, 0u);
+    EXPECT_EQ(stats.transfers_running, 0u);
+  });
+}
+
+TEST_P(CompletionTest, ADroppedTransferRunsToItsEnd) {
+  constexpr std::uint64_t kBytes = 8 << 20;
+  run_writer(kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
+    {
+      auto source = std::make_shared<std::vector<std::byte>>(kBytes);
+      TensorSpec spec;
+      spec.shape = {kBytes};
+      spec.strides_bytes = {1};
+      spec.data = spec.storage_data = source->data();
+      spec.storage_nbytes = kBytes;
+      spec.keep_alive = source;  // The transfer alone keeps the source alive.
+      source.reset();
+      const LocalView view = engine.find_or_borrow(spec).take();
+      spec.keep_alive.reset();
+      const PutItem item{&view, &target};
+      ASSERT_TRUE(engine.put({&item, 1}, {}, in_seconds(30)).is_ok());
+    }
+    const std::int64_t patience = in_seconds(30);
+    while (engine.stats().transfers_done == 0 && in_seconds(0) < patience) std::this_thread::yield();
+    EXPECT_EQ(engine.stats().transfers_done, 1u);
+  });
+}
+
+TEST_P(CompletionTest, WaitingTwiceAndFromManyThreadsGivesTheSameEnd) {
+  constexpr std::uint64_t kBytes = 16 << 20;
+  run_writer(kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
+    std::vector<std::byte> source(kBytes);
+    const LocalView view = view_of(engine, source.data(), kBytes);
+    for (int round = 0; round < 5; ++round) {
+      const PutItem item{&view, &target};
+      const Transfer transfer = engine.put({&item, 1}, {}, in_seconds(30)).take();
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 4; ++t) {
+        threads.emplace_back([&transfer] {
+          const Transfer copy = transfer;
+          EXPECT_TRUE(copy.wait(in_seconds(30)).is_ok());
+          EXPECT_TRUE(copy.status().is_ok());
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      EXPECT_TRUE(transfer.wait(in_seconds(0)).is_ok());
+    }
+  });
+}
+
+TEST_P(CompletionTest, AWaitThatRunsOutLeavesTheTransferRunning) {
+  constexpr std::uint64_t kBytes = 256 << 20;
+  run_writer(kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
+    std::vector<std::byte> source(kBytes);
+    const LocalView view = view_of(engine, source.data(), kBytes);
+    const PutItem item{&view, &target};
+    const Transfer transfer = engine.put({&item, 1}, {}, in_seconds(30)).take();
+    const Status early = transfer.wait(in_seconds(0));
+    EXPECT_TRUE(early.is_ok() || early.code() == Code::kTimedOut) << early.to_string();
+    ASSERT_TRUE(transfer.wait(in_seconds(60)).is_ok());
+    EXPECT_TRUE(transfer.status().is_ok());
+  });
+}
+
+TEST_P(CompletionTest, CancelReturnsWhenNotOneMoreByteMoves) {
+  const int count = rounds(20);
+  constexpr std::uint64_t kBytes = 32 << 20;
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, kBytes);
+        party.tell(memory.handle_text());
+        for (int round = 0; round < count; ++round) {
+          party.hear();
+          // The writer says that it is quiet: nothing may change from here on.
+          const std::vector<std::byte> seen(memory.data(), memory.data() + kBytes);
+          party.tell("copied");
+          party.hear();
+          ASSERT_EQ(std::memcmp(seen.data(), memory.data(), kBytes), 0) << "round " << round;
+          party.tell("next");
+        }
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::vector<std::byte> source(kBytes);
+        const LocalView view = view_of(*engine, source.data(), kBytes);
+        int cancelled = 0;
+        for (int round = 0; round < count; ++round) {
+          std::fill(source.begin(), source.end(), static_cast<std::byte>(round));
+          const PutItem item{&view, &target};
+          const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
+          std::this_thread::sleep_for(std::chrono::microseconds(round * 50));
+          ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());
+          ASSERT_TRUE(transfer.has_ended());
+          const Code code = transfer.status().code();
+          ASSERT_TRUE(code == Code::kOk || code == Code::kCancelled);
+          if (code == Code::kCancelled) ++cancelled;
+          // If anything still copied, this is what it would copy.
+          std::fill(source.begin(), source.end(), std::byte{0xdd});
+          party.meet();
+          party.meet();
+        }
+        EXPECT_EQ(engine->stats().transfers_cancelled, static_cast<std::uint64_t>(cancelled));
+        EXPECT_EQ(engine->stats().transfers_running, 0u);
+      });
+}
+
+KVZC_CONFORMANCE(CompletionTest);
+
+}  // namespace
+}  // namespace kvzc::conformance

@@ -1,0 +1,217 @@
+#include "conformance/peer_group.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace kvzc::conformance {
+namespace {
+
+constexpr int kPatienceMs = 30'000;
+constexpr int kGroupSeconds = 120;
+
+std::pair<OwnedFd, OwnedFd> make_pair() {
+  int fds[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) != 0) abort();
+  return {OwnedFd(fds[0]), OwnedFd(fds[1])};
+}
+
+pid_t start_process(const Sut& sut, OwnedFd socket, OwnedFd& other, const Role& role) {
+  fflush(stdout);
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  other.reset();
+  alarm(kGroupSeconds);  // A hang ends as a failure.
+  {
+    Party party(sut, std::move(socket));
+    role(party);
+  }
+  fflush(stdout);
+  _exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+void expect_success(pid_t pid, const char* who) {
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  if (WIFEXITED(status)) {
+    EXPECT_EQ(WEXITSTATUS(status), 0) << "the " << who << " failed";
+  } else {
+    ADD_FAILURE() << "the " << who << " died of signal " << WTERMSIG(status);
+  }
+}
+
+}  // namespace
+
+void Party::tell(const std::string& text) {
+  // An empty packet would read as the end.
+  const std::string packet = text + '\n';
+  (void)send(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL);
+}
+
+std::string Party::hear() {
+  pollfd wait{socket_.get(), POLLIN, 0};
+  static thread_local char buffer[1 << 16];
+  if (poll(&wait, 1, kPatienceMs) == 1) {
+    const ssize_t got = recv(socket_.get(), buffer, sizeof buffer, 0);
+    if (got > 0) return std::string(buffer, static_cast<std::size_t>(got) - 1);
+    ADD_FAILURE() << "the other party is gone";
+  } else {
+    ADD_FAILURE() << "the other party says nothing";
+  }
+  return "";
+}
+
+std::shared_ptr<Engine> Party::make_engine(const std::function<void(EngineOptions&)>& change) {
+  EngineOptions options = sut_.options();
+  if (change) change(options);
+  Result<std::shared_ptr<Engine>> engine = Engine::create(std::move(options));
+  if (!engine.is_ok()) {
+    ADD_FAILURE() << engine.status().to_string();
+    abort();
+  }
+  return engine.take();
+}
+
+void run_group(const Sut& sut, Mode mode, const Role& owner, const Role& writer) {
+  auto [first, second] = make_pair();
+  if (mode == Mode::kThreads) {
+    std::thread other([&sut, &writer, socket = std::move(second)]() mutable {
+      Party party(sut, std::move(socket));
+      writer(party);
+    });
+    {
+      Party party(sut, std::move(first));
+      owner(party);
+    }
+    other.join();
+    return;
+  }
+  // Both are children: this process stays free of engines, so that it can fork again.
+  OwnedFd keep_first(dup(first.get()));
+  const pid_t owner_pid = start_process(sut, std::move(first), second, owner);
+  const pid_t writer_pid = start_process(sut, std::move(second), keep_first, writer);
+  keep_first.reset();
+  first.reset();
+  second.reset();
+  expect_success(owner_pid, "owner");
+  expect_success(writer_pid, "writer");
+}
+
+int rounds(int usual) {
+  const char* wanted = std::getenv("KVZC_ROUNDS");
+  return wanted == nullptr ? usual : std::atoi(wanted);
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> out;
+  for (const Sut& sut : all_suts()) {
+    out.push_back({sut, Mode::kThreads});
+    out.push_back({sut, Mode::kProcesses});
+  }
+  return out;
+}
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return info.param.sut.name + (info.param.mode == Mode::kThreads ? "_threads" : "_processes");
+}
+
+// --- Memory for tests ---
+
+std::string OwnedMemory::handle_text() const {
+  Result<HandleInfo> info = region.handle();
+  if (!info.is_ok()) {
+    ADD_FAILURE() << info.status().to_string();
+    return "";
+  }
+  Result<std::vector<std::byte>> bytes = encode_handle(*info);
+  return bytes.is_ok() ? handle_to_text(*bytes) : "";
+}
+
+namespace {
+
+TensorSpec spec_of(std::byte* data, std::uint64_t nbytes) {
+  TensorSpec spec;
+  spec.dtype = DType::kUint8;
+  spec.shape = {static_cast<std::int64_t>(nbytes)};
+  spec.strides_bytes = {1};
+  spec.data = spec.storage_data = data;
+  spec.storage_nbytes = nbytes;
+  return spec;
+}
+
+template <typename T>
+T checked(Result<T> result) {
+  if (!result.is_ok()) {
+    ADD_FAILURE() << result.status().to_string();
+    abort();
+  }
+  return result.take();
+}
+
+}  // namespace
+
+OwnedMemory make_memory(Engine& engine, std::uint64_t nbytes) {
+  OwnedMemory out;
+  out.allocation = checked(engine.allocator().allocate(nbytes));
+  TensorSpec spec = spec_of(out.data(), nbytes);
+  spec.keep_alive = out.allocation;
+  out.region = checked(engine.register_memory({&spec, 1}));
+  return out;
+}
+
+LocalView view_of(Engine& engine, std::byte* data, std::uint64_t nbytes) {
+  return checked(engine.find_or_borrow(spec_of(data, nbytes)));
+}
+
+RemoteView open_handle(const std::string& text) { return checked(RemoteView::from_text(text)); }
+
+LocalView slice(const LocalView& view, std::int64_t begin, std::int64_t end) {
+  const Index index = Slice{begin, end, std::nullopt};
+  return checked(view.index({&index, 1}));
+}
+
+RemoteView slice(const RemoteView& view, std::int64_t begin, std::int64_t end) {
+  const Index index = Slice{begin, end, std::nullopt};
+  return checked(view.index({&index, 1}));
+}
+
+std::byte pattern(std::uint64_t at, std::uint32_t seed) {
+  const std::uint64_t mixed = (at + 1) * 0x9e3779b97f4a7c15u + seed * 0xbf58476d1ce4e5b9u;
+  return static_cast<std::byte>(mixed >> 56);
+}
+
+void fill(std::byte* data, std::uint64_t nbytes, std::uint32_t seed) {
+  for (std::uint64_t i = 0; i < nbytes; ++i) data[i] = pattern(i, seed);
+}
+
+std::int64_t first_difference(const std::byte* data, std::uint64_t nbytes, std::uint32_t seed) {
+  for (std::uint64_t i = 0; i < nbytes; ++i) {
+    if (data[i] != pattern(i, seed)) return static_cast<std::int64_t>(i);
+  }
+  return -1;
+}
+
+std::int64_t in_seconds(double seconds) {
+  return now_ns() + static_cast<std::int64_t>(seconds * 1e9);
+}
+
+void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,
+                  std::optional<std::string_view> notify) {
+  PutOptions options;
+  options.notify = notify;
+  const PutItem item{&source, &target};
+  Result<Transfer> transfer = engine.put({&item, 1}, options, in_seconds(30));
+  ASSERT_TRUE(transfer.is_ok()) << transfer.status().to_string();
+  const Status waited = transfer->wait(in_seconds(30));
+  ASSERT_TRUE(waited.is_ok()) << waited.to_string();
+  ASSERT_TRUE(transfer->status().is_ok()) << transfer->status().to_string();
+}
+
+}  // namespace kvzc::conformance

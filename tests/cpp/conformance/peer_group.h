@@ -1,0 +1,111 @@
+// PeerGroup: the same test as two threads and as two processes.
+//
+// One party owns memory, the other writes into it. They talk over a socket pair, for handles and for
+// "now it is your turn"; nothing else connects them but the engines under test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <string_view>
+
+#include "base/fd.h"
+#include "conformance/sut.h"
+#include "kvzc/engine.h"
+
+namespace kvzc::conformance {
+
+enum class Mode { kThreads, kProcesses };
+
+class Party {
+ public:
+  Party(const Sut& sut, OwnedFd socket) : sut_(sut), socket_(std::move(socket)) {}
+
+  void tell(const std::string& text);
+  // Fails the test, with an empty text, when the other says nothing for 30 s or is gone.
+  std::string hear();
+  // Passes when both have got here.
+  void meet() {
+    tell("here");
+    hear();
+  }
+  // Gives up the socket, as a death would.
+  void hang_up() { socket_.reset(); }
+
+  std::shared_ptr<Engine> make_engine(const std::function<void(EngineOptions&)>& change = {});
+
+ private:
+  const Sut& sut_;
+  OwnedFd socket_;
+};
+
+using Role = std::function<void(Party&)>;
+
+// Runs both, and fails the test when one fails, crashes or hangs.
+void run_group(const Sut& sut, Mode mode, const Role& owner, const Role& writer);
+
+// How often a test of many rounds repeats: KVZC_ROUNDS, or `usual`.
+int rounds(int usual);
+
+struct Case {
+  Sut sut;
+  Mode mode;
+};
+
+// How GoogleTest names it; without this it prints the bytes.
+inline void PrintTo(const Case& each, std::ostream* out) {
+  *out << each.sut.name << (each.mode == Mode::kThreads ? " threads" : " processes");
+}
+
+class Conformance : public ::testing::TestWithParam<Case> {
+ protected:
+  void run(const Role& owner, const Role& writer) {
+    run_group(GetParam().sut, GetParam().mode, owner, writer);
+  }
+};
+
+std::vector<Case> all_cases();
+std::string case_name(const ::testing::TestParamInfo<Case>& info);
+
+// Each promise's file ends with this line.
+#define KVZC_CONFORMANCE(Suite)                                                      \
+  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(kvzc::conformance::all_cases()), \
+                           kvzc::conformance::case_name)
+
+// --- Memory for tests ---
+
+// Sharable memory with an engine's region over it: uint8, one axis.
+struct OwnedMemory {
+  std::shared_ptr<SharedAllocation> allocation;
+  Region region;
+
+  std::byte* data() const { return allocation->data(); }
+  std::uint64_t nbytes() const { return allocation->nbytes(); }
+  std::string handle_text() const;
+};
+OwnedMemory make_memory(Engine& engine, std::uint64_t nbytes);
+
+// A view of the writer's private memory: uint8, one axis. The memory must outlive its transfers.
+LocalView view_of(Engine& engine, std::byte* data, std::uint64_t nbytes);
+RemoteView open_handle(const std::string& text);
+// The bytes [begin, end) of a one-axis view.
+LocalView slice(const LocalView& view, std::int64_t begin, std::int64_t end);
+RemoteView slice(const RemoteView& view, std::int64_t begin, std::int64_t end);
+
+// Bytes that say where they are and in which round they were written.
+std::byte pattern(std::uint64_t at, std::uint32_t seed);
+void fill(std::byte* data, std::uint64_t nbytes, std::uint32_t seed);
+// Gives the first position that differs, or -1.
+std::int64_t first_difference(const std::byte* data, std::uint64_t nbytes, std::uint32_t seed);
+
+std::int64_t in_seconds(double seconds);
+
+// Puts and waits. Fails the test when either goes wrong.
+void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,
+                  std::optional<std::string_view> notify = std::nullopt);
+
+}  // namespace kvzc::conformance
