@@ -43,10 +43,10 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-core test-python test-asan test-tsan lint bench bench-core stub clean \
-        distclean gtest benchmark
+        distclean gtest
 
 help:
-	@echo "make demo         two engines and a put between them"
+	@echo "make demo         a real prefill/decode split on one host"
 	@echo "make test         all tests: test-core, then test-python"
 	@echo "make test-core    C++ unit and conformance tests"
 	@echo "make test-python  Python and layout tests, on the installed package"
@@ -81,10 +81,7 @@ $(VENV)/.installed: $(VENV)/.python $(PACKAGE_SOURCES)
 	@touch $@
 
 gtest:
-	$(call need,$(call has_header,gtest/gtest.h),libgtest-dev libbenchmark-dev)
-
-benchmark:
-	$(call need,$(call has_header,benchmark/benchmark.h),libgtest-dev libbenchmark-dev)
+	$(call need,$(call has_header,gtest/gtest.h),libgtest-dev)
 
 # ---- what people ask for ----
 
@@ -125,7 +122,7 @@ lint: $(VENV)/.installed
 
 bench: bench-core
 
-bench-core: $(VENV)/.tools benchmark
+bench-core: $(VENV)/.tools
 	$(call build,bench,-DKVZC_BENCH=ON -DKVZC_WERROR=ON -DCMAKE_BUILD_TYPE=Release)
 	build/bench/kvzc_bench $(BENCH_ARGS)
 

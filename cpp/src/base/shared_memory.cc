@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -67,6 +68,11 @@ Result<SharedMemory> SharedMemory::create(const char* label, std::uint64_t nbyte
                   "allocation of " + std::to_string(nbytes) + " bytes failed: " +
                       std::to_string(limit.bytes) + " are left by " + limit.source +
                       ". Ask for less, free some, or raise that limit");
+  }
+  // Growing a file beyond this limit does not fail, it kills: SIGXFSZ.
+  rlimit file_size{};
+  if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && nbytes > file_size.rlim_cur) {
+    return shortage(EFBIG, "allocation", nbytes);
   }
   OwnedFd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_valid()) return shortage(errno, "memfd_create", nbytes);

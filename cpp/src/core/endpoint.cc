@@ -6,10 +6,12 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/futex.h"
 
 namespace kvzc {
 namespace {
 
+constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::int64_t kConnectRetryNs = 5'000'000;
 
 // Roles of proofs; one side's never serves as the other's.
@@ -598,8 +600,27 @@ Status Endpoint::refuse(Code code, std::string text) {
 }
 
 void Endpoint::say_bye(const Status& why) {
-  send(wire::encode(wire::Type::kBye, {why.code(), std::string(why.text())}));
+  if (stop_writing(why, PeerFate::kUnknown)) {
+    send(wire::encode(wire::Type::kBye, {why.code(), std::string(why.text())}));
+  }
   lose(why, PeerFate::kUnknown);
+}
+
+bool Endpoint::stop_writing(const Status& why, PeerFate fate) {
+  for (const auto& channel : channels_) {
+    if (channel) channel->lose(why, fate);
+  }
+  // What had begun is a chunk per thread: tens of microseconds.
+  const std::int64_t patience_ns = now_ns() + kSecondNs;
+  const auto is_quiet = [this] {
+    return std::all_of(channels_.begin(), channels_.end(),
+                       [](const auto& channel) { return !channel || channel->is_quiet(); });
+  };
+  while (!is_quiet()) {
+    if (now_ns() >= patience_ns) return false;
+    cpu_relax();
+  }
+  return true;
 }
 
 void Endpoint::lose(Status why, PeerFate fate) {
@@ -611,12 +632,11 @@ void Endpoint::lose(Status why, PeerFate fate) {
     why_ = why;
   }
   is_lost_.store(true, std::memory_order_release);
-  for (const auto& channel : channels_) {
-    if (channel) channel->lose(why, fate);
-  }
   const std::shared_ptr<Endpoint> self = shared_from_this();
-  if (socket_.is_valid()) {
-    host_.loop().unwatch(socket_.get());
+  const bool is_quiet = stop_writing(why, fate);
+  if (socket_.is_valid()) host_.loop().unwatch(socket_.get());
+  // The peer takes the end of the connection for the end of our writing.
+  if (socket_.is_valid() && is_quiet) {
     // Kicks may come from any thread: the number must not become another file's. Shut, not closed.
     ::shutdown(socket_.get(), SHUT_RDWR);
   }

@@ -108,6 +108,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void on_attached(const wire::Attached& attached);
   void on_release(const wire::Release& release);
 
+  // Lets no further copy begin; gives whether all that had begun are over.
+  bool stop_writing(const Status& why, PeerFate fate);
   Status make_offers(std::vector<wire::Offer>* offers, std::vector<OwnedFd>* fds);
   Status join_offers(const std::vector<wire::Offer>& offers, std::vector<OwnedFd> fds);
   void become_ready();

@@ -254,6 +254,8 @@ Result<TensorView> index_tensor(const TensorView& view, std::span<const Index> i
   for (const Axis& axis : out.axes) {
     if (multiply_overflows(total, std::max<std::int64_t>(axis.size, 1), &total)) return wraps(out);
   }
+  // Steps within nothing may lead anywhere.
+  if (out.numel() == 0) out.offset = view.offset;
   return out;
 }
 

@@ -124,11 +124,11 @@ TEST_P(BackpressureTest, MoreTagsThanTheRingHoldsAllArriveWithoutAnybodyPolling)
 }
 
 TEST_P(BackpressureTest, AsManyTransfersRunAsTheEngineWasMadeFor) {
-  constexpr std::uint64_t kBytes = 64 << 20;
+  constexpr std::int64_t kBytes = 16 << 20;
   run(
       [&](Party& party) {
         auto engine = party.make_engine();
-        OwnedMemory memory = make_memory(*engine, kBytes);
+        OwnedMemory memory = make_memory(*engine, 11 * kBytes);
         party.tell(memory.handle_text());
         party.hear();
       },
@@ -138,10 +138,11 @@ TEST_P(BackpressureTest, AsManyTransfersRunAsTheEngineWasMadeFor) {
         std::vector<std::byte> source(kBytes);
         const LocalView view = view_of(*engine, source.data(), kBytes);
         ASSERT_TRUE(engine->connect(target)->wait(in_seconds(30)).is_ok());
-        const PutItem item{&view, &target};
         std::vector<Transfer> transfers;
         bool was_refused = false;
         for (int i = 0; i < 10; ++i) {
+          const RemoteView part = slice(target, i * kBytes, (i + 1) * kBytes);
+          const PutItem item{&view, &part};
           Result<Transfer> transfer = engine->try_put({&item, 1}, {});
           if (transfer.is_ok()) {
             transfers.push_back(transfer.take());
@@ -153,6 +154,8 @@ TEST_P(BackpressureTest, AsManyTransfersRunAsTheEngineWasMadeFor) {
         }
         EXPECT_TRUE(was_refused);
         // One that waits for room gets it.
+        const RemoteView part = slice(target, 10 * kBytes, 11 * kBytes);
+        const PutItem item{&view, &part};
         Result<Transfer> last = engine->put({&item, 1}, {}, in_seconds(30));
         ASSERT_TRUE(last.is_ok()) << last.status().to_string();
         transfers.push_back(last.take());

@@ -19,13 +19,13 @@ struct Both {
   RemoteView target;
 };
 
-constexpr std::uint64_t kBytes = 4 << 20;
+constexpr std::int64_t kBytes = 1 << 20;
 
 Both make_both(Party& party, bool with_traffic) {
   Both both;
   both.owner = party.make_engine();
   both.writer = party.make_engine();
-  both.memory = make_memory(*both.owner, kBytes);
+  both.memory = make_memory(*both.owner, 4 * kBytes);
   both.target = open_handle(both.memory.handle_text());
   both.source.resize(kBytes);
   if (!with_traffic) return both;
@@ -34,7 +34,8 @@ Both make_both(Party& party, bool with_traffic) {
     const std::string tag = "tag " + std::to_string(i);
     PutOptions options;
     options.notify = tag;
-    const PutItem item{&view, &both.target};
+    const RemoteView target = slice(both.target, i * kBytes, (i + 1) * kBytes);
+    const PutItem item{&view, &target};
     both.transfers.push_back(both.writer->put({&item, 1}, options, in_seconds(30)).take());
   }
   return both;
@@ -97,7 +98,6 @@ TEST_P(TeardownTest, AClosedEngineRefusesAndItsWaitersWake) {
         EXPECT_TRUE(engine->close(in_seconds(30)).is_ok());
         EXPECT_TRUE(engine->close(in_seconds(30)).is_ok());
         waiter.join();
-        const RemoteView target = RemoteView();
         EXPECT_EQ(memory.region.handle().status().code(), Code::kClosed);
         EXPECT_EQ(memory.region.view().status().code(), Code::kClosed);
         std::byte byte{};

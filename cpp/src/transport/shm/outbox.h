@@ -39,7 +39,9 @@ struct OutboxPage {
   std::byte* ring() { return reinterpret_cast<std::byte*>(this + 1); }
 };
 
-static_assert(sizeof(OutboxPage) % 64 == 0);
+// Other processes map it: this layout is part of the wire format.
+static_assert(offsetof(OutboxPage, writer) == 4096 && offsetof(OutboxPage, reader) == 4160 &&
+              offsetof(OutboxPage::ReaderSide, credit_count) == 16 && sizeof(OutboxPage) == 4224);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // The bytes that a tag takes in the ring.

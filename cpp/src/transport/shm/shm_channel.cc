@@ -118,11 +118,12 @@ void ShmChannel::help(Operation& operation, std::int64_t deadline_ns) {
 
 void ShmChannel::run_chunk(Operation& operation, const Chunk& chunk) {
   if (operation.has_failed()) return;
-  if (shared_.is_lost.load(std::memory_order_acquire)) {
+  BusyGuard busy(outbox_.page(), operation.fence.slot);
+  // Both looks after the mark: whoever waits for marks to clear sees this one, or is seen here.
+  if (shared_.is_lost.load(std::memory_order_seq_cst)) {
     operation.fail(lost_why());
     return;
   }
-  BusyGuard busy(outbox_.page(), operation.fence.slot);
   if (peer_.fences.epoch(operation.fence.slot) != operation.fence.epoch) {
     operation.fail(Status(Code::kRevoked,
                           "the owner has revoked this grant, or closed its region; ask it for a "
@@ -304,12 +305,19 @@ void ShmChannel::lose(Status why, PeerFate fate) {
     std::lock_guard lock(shared_.lost_mutex);
     if (!shared_.lost_why.is_ok()) return;
     shared_.lost_why = std::move(why);
-    shared_.is_lost.store(true, std::memory_order_release);
+    shared_.is_lost.store(true, std::memory_order_seq_cst);
   }
   auto& reader = outbox_.page().reader;
   reader.credit_count.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(reader.credit_count, FutexScope::kShared);
   host_.doorbell.ring();
+}
+
+bool ShmChannel::is_quiet() const {
+  const auto& marks = outbox_.page().busy;
+  return std::all_of(marks.begin(), marks.end(), [](const auto& mark) {
+    return mark.grant.load(std::memory_order_seq_cst) == 0;
+  });
 }
 
 Status ShmChannel::lost_why() {

@@ -48,6 +48,7 @@ class ShmChannel final : public Channel {
   void grant_credits(std::uint32_t count) override;
   Status fence(FenceTicket grant, std::int64_t deadline_ns) override;
   void lose(Status why, PeerFate fate) override;
+  bool is_quiet() const override;
 
  private:
   // What the threads of this process share.
