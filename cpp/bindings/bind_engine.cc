@@ -139,7 +139,7 @@ constexpr const char* kEngineDoc =
     "default_timeout: seconds, wherever a timeout is left out.\n"
     "strict: refuse sources outside every region, instead of registering them for one transfer.\n"
     "arrival_ttl: seconds until a tag that nobody takes is dropped.\n"
-    "arrival_depth: tags to one peer that may be untaken there before puts are pushed back.\n"
+    "arrival_depth: tags of one peer that may be untaken here before its puts are pushed back.\n"
     "allow_users: user names or ids that may connect besides this process's own.\n"
     "copy_threads: threads for large copies; 0 chooses by the number of cores.\n"
     "max_transfers: transfers that may run at once before put() pushes back.\n"

@@ -298,8 +298,8 @@ def _kernel(machine: Machine) -> Limit:
     if release is None:
         return _unknown("kernel", "its release")
     version = re.match(r"(\d+)\.(\d+)", release)
-    old = version is not None and tuple(map(int, version.groups())) < (5, 3)
-    remark = "old: below 5.3 there is no pidfd to see at once that a peer has died"
+    old = version is not None and tuple(map(int, version.groups())) < (4, 14)
+    remark = "old: below 4.14 an engine cannot tell that it is in a forked child"
     return Limit("kernel", release, release, remark if old else "")
 
 
@@ -329,8 +329,8 @@ def _transparent_huge_pages(machine: Machine) -> Limit:
     if private is None and shared is None:
         return _unknown(name, folder)
     remark = (
-        "off for shared memory: memory from kvzc.empty has small pages. `advise` in "
-        f"{folder}/shmem_enabled lets it ask for large ones"
+        "off for shared memory: memory from kvzc.empty has small pages. `within_size` in "
+        f"{folder}/shmem_enabled gives it large ones"
     )
     return Limit(
         name,

@@ -216,6 +216,8 @@ class Channel {
   // Makes everything on this channel fail with `why`; the first cause counts, a peer's being gone
   // counts whenever it is said.
   virtual void lose(Status why, PeerFate fate) = 0;
+  // Gives why it is lost, or ok.
+  virtual Status lost() const = 0;
   // Says whether nothing that this side began is still moving bytes.
   virtual bool is_quiet() const = 0;
 };

@@ -78,8 +78,18 @@ struct TensorView {
   std::string describe() const;
 };
 
-// Refuses a view that is not entirely within `storage_nbytes`, or whose numbers wrap.
+// The bytes that a view reaches over, from its element (0, 0, ...).
+struct Extent {
+  std::int64_t begin;
+  std::int64_t end;
+};
+// Errors: kOutOfRange when the view's numbers wrap. Cost: looks at every entry of its lists.
+Result<Extent> extent_of(const TensorView& view);
+
+// Refuses a view that is not entirely within `storage_nbytes`, or whose numbers wrap. The second
+// form is for many views of one layout: `extent` is extent_of() any of them.
 Status check_within(const TensorView& view, std::uint64_t storage_nbytes);
+Status check_within(const TensorView& view, const Extent& extent, std::uint64_t storage_nbytes);
 
 // One view, or the views of a group of named tensors.
 struct View {
@@ -117,7 +127,8 @@ Status check_same_layout(const View& source, const View& target);
 Status check_no_overlap(const TensorView& target);
 
 // Appends the runs that pair the elements of `local` (in memory at `local_data`) with those of
-// `remote`, in index order, neighbours merged where both sides are contiguous.
+// `remote`, neighbours merged where both sides are contiguous. In index order, but for axes that
+// both sides walk backwards: these are walked forwards.
 // Requires: equal shapes and dtypes. Cost: grows with the number of runs, not of elements.
 void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
               std::vector<Run>& runs);

@@ -20,9 +20,10 @@ class Deadline {
  public:
   static Deadline never() { return Deadline(std::numeric_limits<std::int64_t>::max()); }
   static Deadline at_ns(std::int64_t at) { return Deadline(at); }
-  // Seconds from now; infinity and anything beyond a century mean never, below zero means now.
+  // Seconds from now; infinity and anything beyond a century mean never; below zero, and what is no
+  // number, mean now.
   static Deadline after_seconds(double seconds) {
-    if (!(seconds < 3.0e9)) return never();
+    if (seconds >= 3.0e9) return never();
     return Deadline(now_ns() + (seconds > 0 ? static_cast<std::int64_t>(seconds * 1e9) : 0));
   }
 

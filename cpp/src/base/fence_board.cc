@@ -4,7 +4,7 @@ namespace kvzc {
 
 Result<FenceBoard> FenceBoard::create(std::uint32_t slots) {
   Result<SharedMemory> memory =
-      SharedMemory::create("kvzc-fences", std::uint64_t{slots} * sizeof(Epoch));
+      SharedMemory::create("kvzc-fences", std::uint64_t{slots} * sizeof(Epoch), MapAccess::kRead);
   if (!memory.is_ok()) return memory.status();
   FenceBoard out;
   out.memory_ = memory.take();

@@ -16,8 +16,6 @@
 namespace kvzc {
 namespace {
 
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
 Status shortage(int error_number, const std::string& doing, std::uint64_t nbytes) {
   std::string text = doing + " of " + std::to_string(nbytes) + " bytes failed: ";
   switch (error_number) {
@@ -58,7 +56,8 @@ void SharedMemory::reset() {
   fd_.reset();
 }
 
-Result<SharedMemory> SharedMemory::create(const char* label, std::uint64_t nbytes) {
+Result<SharedMemory> SharedMemory::create(const char* label, std::uint64_t nbytes,
+                                          MapAccess peers) {
   if (nbytes == 0) return Status(Code::kInvalidArgument, "memory of 0 bytes was asked for");
   if (nbytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
     return shortage(EFBIG, "allocation", nbytes);
@@ -82,8 +81,17 @@ Result<SharedMemory> SharedMemory::create(const char* label, std::uint64_t nbyte
   while ((failed = fallocate(fd.get(), 0, 0, length)) != 0 && errno == EINTR) {
   }
   if (failed != 0) return shortage(errno, "allocation", nbytes);
-  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return Status::system(errno, "sealing a memfd");
-  return map(std::move(fd), nbytes, MapAccess::kReadWrite);
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    return Status::system(errno, "sealing a memfd");
+  }
+  Result<SharedMemory> out = map(std::move(fd), nbytes, MapAccess::kReadWrite);
+  if (!out.is_ok()) return out;
+  // Mappings that exist may go on writing. Kernels before 5.1 do not have this seal.
+  if (peers == MapAccess::kRead) (void)fcntl(out->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
+  if (fcntl(out->fd(), F_ADD_SEALS, F_SEAL_SEAL) != 0) {
+    return Status::system(errno, "sealing a memfd");
+  }
+  return out;
 }
 
 Result<SharedMemory> SharedMemory::map(OwnedFd fd, std::uint64_t nbytes, MapAccess access) {

@@ -31,7 +31,9 @@ class SharedMemory {
   // Makes `nbytes` of zeroed memory, mapped for reading and writing.
   // Errors: kInvalidArgument for 0 bytes; kLimitExceeded when the memory, a descriptor or a
   // mapping is not to be had, with the limit and how to raise it.
-  static Result<SharedMemory> create(const char* label, std::uint64_t nbytes);
+  // With kRead, peers cannot map it for writing, whatever they do with a descriptor of it.
+  static Result<SharedMemory> create(const char* label, std::uint64_t nbytes,
+                                     MapAccess peers = MapAccess::kReadWrite);
 
   // Maps what another process made, after checking that it is sealed and large enough.
   // Errors: kProtocol when it could shrink or is too small; kLimitExceeded.

@@ -12,6 +12,7 @@ namespace kvzc {
 namespace {
 
 constexpr std::int64_t kSecondNs = 1'000'000'000;
+constexpr std::size_t kMostOutgoing = 16384;
 constexpr std::int64_t kConnectRetryNs = 5'000'000;
 
 // Roles of proofs; one side's never serves as the other's.
@@ -51,7 +52,12 @@ Status Endpoint::why() const {
 
 void Endpoint::drain() {
   for (const auto& channel : channels_) {
-    if (channel) channel->drain();
+    if (!channel) continue;
+    channel->drain();
+    // A peer that breaks its promises there is lost as a whole.
+    if (Status why = channel->lost(); !why.is_ok() && !is_lost()) {
+      host_.loop().post([self = shared_from_this(), why] { self->lose(why, PeerFate::kUnknown); });
+    }
   }
 }
 
@@ -574,6 +580,10 @@ void Endpoint::on_release(const wire::Release& release) {
 
 void Endpoint::send(std::vector<std::byte> bytes, std::vector<OwnedFd> fds) {
   if (is_lost()) return;
+  if (outgoing_.size() >= kMostOutgoing) {
+    return lose(Status(Code::kProtocol, peer_words() + " asks without reading the answers"),
+                PeerFate::kUnknown);
+  }
   outgoing_.push_back({std::move(bytes), std::move(fds)});
   flush();
 }

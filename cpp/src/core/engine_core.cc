@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::int64_t kCreditRetryNs = 1'000'000;
+constexpr std::int64_t kFirstRetryNs = 1'000'000;
+constexpr std::int64_t kAcceptPauseNs = 100'000'000;
 constexpr std::size_t kMostHalfOpen = 128;
 constexpr std::size_t kMostLostPeers = 4096;
 constexpr std::size_t kMostStorages = 4096;
@@ -141,8 +143,8 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   // Running copies have seen their channels lost by now and end with the next chunk.
   for (const auto& transport : transports_) transport->stop();
   doorbell_.ring();
-  if (has_arrivals_fd_) doorbell_.set_event();
   std::lock_guard tables(mutex_);
+  if (has_arrivals_fd_) doorbell_.set_event();
   drained_ = std::make_shared<const Endpoints>();
   return outcome;
 }
@@ -278,25 +280,26 @@ Status EngineCore::fence_everywhere(std::span<const std::shared_ptr<const Grant>
   return outcome;
 }
 
-Status EngineCore::close_region(RegionRecord& record, std::int64_t deadline_ns) {
-  if (fork_guard_.is_forked_child()) return usable();
-  std::vector<std::shared_ptr<const Grant>> grants;
-  std::shared_ptr<const RegionMemory> memory;
+EngineCore::ClosingRegion EngineCore::begin_close(RegionRecord& record) {
+  ClosingRegion closing;
+  closing.id = record.id;
   {
     std::lock_guard lock(record.mutex);
-    if (!record.memory) return Status::ok();
-    memory = std::exchange(record.memory, nullptr);
-    grants.swap(record.grants);
+    closing.memory = std::exchange(record.memory, nullptr);
+    closing.grants.swap(record.grants);
     record.whole.reset();
   }
-  // First all of them, so that the waits overlap.
-  for (const auto& grant : grants) grants_.revoke(*grant);
-  Status fenced = fence_everywhere(grants, deadline_ns);
+  for (const auto& grant : closing.grants) grants_.revoke(*grant);
+  return closing;
+}
+
+void EngineCore::finish_close(const ClosingRegion& closing, const Status& fenced) {
+  // The slot of a grant that somebody may still be in is not used again.
   if (fenced.is_ok()) {
-    for (const auto& grant : grants) grants_.retire(*grant);
+    for (const auto& grant : closing.grants) grants_.retire(*grant);
   }
   std::vector<std::uint64_t> gone;
-  for (const auto& storage : memory->storages) {
+  for (const auto& storage : closing.memory->storages) {
     if (storages_.release(storage)) gone.push_back(storage->id);
   }
   if (!gone.empty()) {
@@ -306,20 +309,40 @@ Status EngineCore::close_region(RegionRecord& record, std::int64_t deadline_ns) 
       }
     });
   }
-  std::shared_ptr<RegionRecord> keep;
+  std::shared_ptr<RegionRecord> keep;  // Let go of after the lock.
   std::lock_guard lock(mutex_);
-  const auto found = regions_.find(record.id);
+  const auto found = regions_.find(closing.id);
   if (found != regions_.end()) {
     keep = std::move(found->second);
     regions_.erase(found);
   }
+}
+
+Status EngineCore::close_region(RegionRecord& record, std::int64_t deadline_ns) {
+  if (fork_guard_.is_forked_child()) return usable();
+  const ClosingRegion closing = begin_close(record);
+  if (!closing.memory) return Status::ok();
+  const Status fenced = fence_everywhere(closing.grants, deadline_ns);
+  finish_close(closing, fenced);
   return fenced;
 }
 
 void EngineCore::close_region_later(std::shared_ptr<RegionRecord> record) {
+  if (fork_guard_.is_forked_child()) return;
   // When the loop has stopped the engine is closed, and so is the region.
   loop_.post([this, record = std::move(record)] {
-    (void)close_region(*record, now_ns() + 5 * kSecondNs);
+    ClosingRegion closing = begin_close(*record);
+    if (closing.memory) try_finish_close(std::move(closing), kFirstRetryNs);
+  });
+}
+
+void EngineCore::try_finish_close(ClosingRegion closing, std::int64_t retry_ns) {
+  // Looks without waiting: the control thread has others to serve. A stopped writer keeps the
+  // memory for as long as it is stopped.
+  const Status fenced = fence_everywhere(closing.grants, 0);
+  if (fenced.is_ok()) return finish_close(closing, fenced);
+  loop_.run_at(now_ns() + retry_ns, [this, closing = std::move(closing), retry_ns] {
+    try_finish_close(closing, std::min(2 * retry_ns, kSecondNs));
   });
 }
 
@@ -386,48 +409,48 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const PutItem> items) {
 
 // Each target alone was checked when its runs were cut; here, no byte may be in two of them.
 Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
-  struct Extent {
+  struct Piece {
     std::uint64_t space;  // What the addresses belong to.
     std::uint64_t begin;
     std::uint64_t end;
-    bool operator<(const Extent& other) const {
+    bool operator<(const Piece& other) const {
       return std::tie(space, begin) < std::tie(other.space, other.begin);
     }
   };
-  const auto extent_of = [&](std::size_t segment, const Run& run) {
+  const auto piece_of = [&](std::size_t segment, const Run& run) {
     if (slot.direction == Direction::kPut) {
-      return Extent{slot.segment_storage[segment], run.remote, run.remote + run.nbytes};
+      return Piece{slot.segment_storage[segment], run.remote, run.remote + run.nbytes};
     }
     const auto begin = reinterpret_cast<std::uint64_t>(run.local);
-    return Extent{0, begin, begin + run.nbytes};
+    return Piece{0, begin, begin + run.nbytes};
   };
-  const auto are_disjoint = [](std::vector<Extent>& extents) {
-    std::sort(extents.begin(), extents.end());
-    return std::adjacent_find(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+  const auto are_disjoint = [](std::vector<Piece>& pieces) {
+    std::sort(pieces.begin(), pieces.end());
+    return std::adjacent_find(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
              return a.space == b.space && b.begin < a.end;
-           }) == extents.end();
+           }) == pieces.end();
   };
   if (slot.segments.size() < 2) return Status::ok();
   // Mostly the hulls of the targets are disjoint already, and that is quickly seen.
-  std::vector<Extent> extents;
+  std::vector<Piece> pieces;
   for (std::size_t s = 0; s < slot.segments.size(); ++s) {
     const Run* run = &slot.runs[slot.segments[s].first_run];
-    Extent hull = extent_of(s, *run);
+    Piece hull = piece_of(s, *run);
     for (std::uint32_t i = 1; i < slot.segments[s].run_count; ++i) {
-      const Extent each = extent_of(s, run[i]);
+      const Piece each = piece_of(s, run[i]);
       hull.begin = std::min(hull.begin, each.begin);
       hull.end = std::max(hull.end, each.end);
     }
-    extents.push_back(hull);
+    pieces.push_back(hull);
   }
-  if (are_disjoint(extents)) return Status::ok();
-  extents.clear();
+  if (are_disjoint(pieces)) return Status::ok();
+  pieces.clear();
   for (std::size_t s = 0; s < slot.segments.size(); ++s) {
     for (std::uint32_t i = 0; i < slot.segments[s].run_count; ++i) {
-      extents.push_back(extent_of(s, slot.runs[slot.segments[s].first_run + i]));
+      pieces.push_back(piece_of(s, slot.runs[slot.segments[s].first_run + i]));
     }
   }
-  if (are_disjoint(extents)) return Status::ok();
+  if (are_disjoint(pieces)) return Status::ok();
   return Status(Code::kInvalidArgument,
                 "two targets of the transfer share bytes; each byte can be written once per "
                 "transfer");
@@ -634,6 +657,8 @@ void EngineCore::retire(Operation& operation, Status status) {
 }
 
 void EngineCore::release(Operation& operation) {
+  // In a forked child the pool's lock may be held by a thread that is not there.
+  if (fork_guard_.is_forked_child()) return;
   if (operation.release()) operations_.give_back(static_cast<OperationSlot*>(&operation));
 }
 
@@ -665,7 +690,16 @@ Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
 void EngineCore::on_connection() {
   for (;;) {
     Result<OwnedFd> socket = accept_from(listener_.get());
-    if (!socket.is_ok() || !socket->is_valid()) return;
+    if (!socket.is_ok()) {
+      // Mostly no descriptor is left. Those who wait stay in the queue; looking again at once would
+      // burn a core.
+      loop_.change(listener_.get(), 0);
+      loop_.run_at(now_ns() + kAcceptPauseNs, [this] {
+        if (listener_.is_valid()) loop_.change(listener_.get(), EPOLLIN);
+      });
+      return;
+    }
+    if (!socket->is_valid()) return;
     // A flood of strangers does not take more than this many descriptors.
     std::vector<std::shared_ptr<Endpoint>> half_open;
     for (const auto& endpoint : endpoints_) {

@@ -98,7 +98,17 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
  private:
   using Endpoints = std::vector<std::shared_ptr<Endpoint>>;
 
+  // A region whose grants are revoked and whose memory is not let go yet.
+  struct ClosingRegion {
+    std::uint64_t id = 0;
+    std::vector<std::shared_ptr<const Grant>> grants;
+    std::shared_ptr<const RegionMemory> memory;  // Null: it was closed before.
+  };
+  ClosingRegion begin_close(RegionRecord& record);
+  void finish_close(const ClosingRegion& closing, const Status& fenced);
+
   // Control thread.
+  void try_finish_close(ClosingRegion closing, std::int64_t retry_ns);
   void on_connection();
   void start_binding(std::shared_ptr<Binding> binding);
   void check_handshakes();

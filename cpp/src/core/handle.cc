@@ -52,6 +52,7 @@ bool decode_layout(ByteReader& in, TensorView* tensor) {
       std::uint64_t at = 0;  // Unsigned, so that damaged differences wrap rather than trap.
       for (std::uint64_t id = 0; id < size; ++id) {
         at += static_cast<std::uint64_t>(in.signed_varint());
+        if (at > INT64_MAX) return false;
         list->push_back(static_cast<std::int64_t>(at));
       }
       axis.list = std::move(list);
@@ -181,10 +182,14 @@ Result<HandleInfo> decode_handle(std::span<const std::byte> bytes) {
   }
   for (std::size_t left = in.count(); left > 0; --left) out.storage_nbytes.push_back(in.varint());
   std::vector<TensorView> layouts;
+  std::vector<Extent> extents;  // Once per layout: a forged handle may use one very often.
   for (std::size_t left = in.count(2); left > 0; --left) {
     TensorView layout;
     if (!decode_layout(in, &layout)) return damaged("a layout is unreadable");
+    const Result<Extent> extent = extent_of(layout);
+    if (!extent.is_ok()) return damaged("a layout is larger than any memory");
     layouts.push_back(std::move(layout));
+    extents.push_back(*extent);
   }
   const bool is_group = in.u8() != 0;
   std::string last_name;
@@ -199,7 +204,7 @@ Result<HandleInfo> decode_handle(std::span<const std::byte> bytes) {
     TensorView tensor = layouts[layout];
     tensor.storage = static_cast<std::uint32_t>(storage);
     tensor.offset = static_cast<std::int64_t>(offset);
-    if (!check_within(tensor, out.storage_nbytes[storage]).is_ok()) {
+    if (!check_within(tensor, extents[layout], out.storage_nbytes[storage]).is_ok()) {
       return damaged("a tensor reaches beyond its storage");
     }
     out.view.tensors.push_back(std::move(tensor));

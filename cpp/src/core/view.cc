@@ -19,11 +19,12 @@ constexpr DTypeInfo kDTypes[] = {
 #undef KVZC_INFO
 };
 
-// The largest and smallest position on an axis, in strides. Requires: size > 0.
+// The smallest and largest position on an axis, in strides, 0 included: so that no partial sum of an
+// element's offset lies outside either. Requires: size > 0.
 std::pair<std::int64_t, std::int64_t> positions(const Axis& axis) {
   if (!axis.list) return {0, axis.size - 1};
   const auto [least, most] = std::minmax_element(axis.list->begin(), axis.list->end());
-  return {*least, *most};
+  return {std::min<std::int64_t>(*least, 0), std::max<std::int64_t>(*most, 0)};
 }
 
 Status wraps(const TensorView& view) {
@@ -72,7 +73,7 @@ std::string TensorView::describe() const {
   return out + ']';
 }
 
-Status check_within(const TensorView& view, std::uint64_t storage_nbytes) {
+Result<Extent> extent_of(const TensorView& view) {
   std::int64_t count = 1;
   std::int64_t total = 0;
   bool is_empty = false;
@@ -82,31 +83,40 @@ Status check_within(const TensorView& view, std::uint64_t storage_nbytes) {
     // An empty view may still not have sizes whose product wraps: numel() would lie.
     if (multiply_overflows(count, std::max<std::int64_t>(axis.size, 1), &count)) return wraps(view);
   }
-  if (multiply_overflows(count, std::int64_t{dtype_nbytes(view.dtype)}, &total)) return wraps(view);
-  std::int64_t low = view.offset;
-  std::int64_t high = view.offset;
-  if (!is_empty) {
-    for (const Axis& axis : view.axes) {
-      const auto [least, most] = positions(axis);
-      std::int64_t at_least;
-      std::int64_t at_most;
-      if (multiply_overflows(least, axis.stride, &at_least) ||
-          multiply_overflows(most, axis.stride, &at_most)) {
-        return wraps(view);
-      }
-      if (add_overflows(low, std::min(at_least, at_most), &low) ||
-          add_overflows(high, std::max(at_least, at_most), &high)) {
-        return wraps(view);
-      }
+  const std::int64_t item = dtype_nbytes(view.dtype);
+  if (multiply_overflows(count, item, &total)) return wraps(view);
+  if (is_empty) return Extent{0, 0};
+  Extent extent{0, item};
+  for (const Axis& axis : view.axes) {
+    const auto [least, most] = positions(axis);
+    std::int64_t at_least;
+    std::int64_t at_most;
+    if (multiply_overflows(least, axis.stride, &at_least) ||
+        multiply_overflows(most, axis.stride, &at_most) ||
+        add_overflows(extent.begin, std::min(at_least, at_most), &extent.begin) ||
+        add_overflows(extent.end, std::max(at_least, at_most), &extent.end)) {
+      return wraps(view);
     }
-    if (add_overflows(high, std::int64_t{dtype_nbytes(view.dtype)}, &high)) return wraps(view);
   }
-  if (low < 0 || static_cast<std::uint64_t>(high) > storage_nbytes) {
-    return Status(Code::kOutOfRange, view.describe() + " reaches over bytes " +
-                                         std::to_string(low) + " to " + std::to_string(high) +
-                                         " of a storage of " + std::to_string(storage_nbytes));
+  return extent;
+}
+
+Status check_within(const TensorView& view, const Extent& extent, std::uint64_t storage_nbytes) {
+  std::int64_t begin;
+  std::int64_t end;
+  if (add_overflows(view.offset, extent.begin, &begin) ||
+      add_overflows(view.offset, extent.end, &end)) {
+    return wraps(view);
   }
-  return Status::ok();
+  if (begin >= 0 && static_cast<std::uint64_t>(end) <= storage_nbytes) return Status::ok();
+  return Status(Code::kOutOfRange, view.describe() + " reaches over bytes " +
+                                       std::to_string(begin) + " to " + std::to_string(end) +
+                                       " of a storage of " + std::to_string(storage_nbytes));
+}
+
+Status check_within(const TensorView& view, std::uint64_t storage_nbytes) {
+  const Result<Extent> extent = extent_of(view);
+  return extent.is_ok() ? check_within(view, *extent, storage_nbytes) : extent.status();
 }
 
 std::uint64_t View::nbytes() const {
@@ -153,7 +163,8 @@ Positions resolve(const Slice& slice, std::int64_t size) {
   return {first, step, count};
 }
 
-// The axis that `positions` select from `axis`; moves the offset when the axis is regular.
+// The axis that `positions` select from `axis`; moves the offset when the axis is regular. A null
+// offset says that the view is empty: its strides are bounded by nothing and not to be multiplied.
 Axis take_slice(const Axis& axis, const Positions& at, std::int64_t* offset) {
   Axis out;
   out.size = at.count;
@@ -167,7 +178,7 @@ Axis take_slice(const Axis& axis, const Positions& at, std::int64_t* offset) {
     out.list = std::move(list);
     return out;
   }
-  if (at.count == 0) {
+  if (at.count == 0 || offset == nullptr) {
     out.stride = axis.stride;
     return out;
   }
@@ -221,6 +232,9 @@ Result<TensorView> index_tensor(const TensorView& view, std::span<const Index> i
   out.storage = view.storage;
   out.offset = view.offset;
   out.axes.reserve(view.axes.size());
+  // No element of an empty view is ever reached: its offset stays where it is, within the storage.
+  const bool is_empty = std::any_of(view.axes.begin(), view.axes.end(),
+                                    [](const Axis& axis) { return axis.size == 0; });
   std::size_t axis_number = 0;
   for (const Index& index : indices) {
     if (std::holds_alternative<Ellipsis>(index)) {
@@ -234,10 +248,13 @@ Result<TensorView> index_tensor(const TensorView& view, std::span<const Index> i
       std::int64_t at = *integer;
       if (at < -axis.size || at >= axis.size) return out_of_range(at, axis_number, axis.size);
       if (at < 0) at += axis.size;
-      out.offset += (axis.list ? (*axis.list)[static_cast<std::size_t>(at)] : at) * axis.stride;
+      if (!is_empty) {
+        out.offset += (axis.list ? (*axis.list)[static_cast<std::size_t>(at)] : at) * axis.stride;
+      }
     } else if (const auto* slice = std::get_if<Slice>(&index)) {
       if (slice->step == 0) return Status(Code::kInvalidArgument, "a slice has step 0");
-      out.axes.push_back(take_slice(axis, resolve(*slice, axis.size), &out.offset));
+      out.axes.push_back(take_slice(axis, resolve(*slice, axis.size),
+                                    is_empty ? nullptr : &out.offset));
     } else if (const auto* list = std::get_if<IndexList>(&index)) {
       Result<Axis> taken = take_list(axis, *list, axis_number);
       if (!taken.is_ok()) return taken.status();
@@ -254,8 +271,6 @@ Result<TensorView> index_tensor(const TensorView& view, std::span<const Index> i
   for (const Axis& axis : out.axes) {
     if (multiply_overflows(total, std::max<std::int64_t>(axis.size, 1), &total)) return wraps(out);
   }
-  // Steps within nothing may lead anywhere.
-  if (out.numel() == 0) out.offset = view.offset;
   return out;
 }
 
@@ -374,6 +389,12 @@ struct PairedAxis {
 
 constexpr std::size_t kTypicalAxes = 8;
 
+// Says whether `size` steps of `stride` are one step of `outer`.
+bool spans(std::int64_t size, std::int64_t stride, std::int64_t outer) {
+  std::int64_t product;
+  return !multiply_overflows(size, stride, &product) && product == outer;
+}
+
 // Puts runs together while they continue each other on both sides.
 class RunMerger {
  public:
@@ -398,6 +419,7 @@ class RunMerger {
 
 void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
               std::vector<Run>& runs) {
+  if (local.numel() == 0) return;
   const std::int64_t item = dtype_nbytes(local.dtype);
   std::int64_t local_at = local.offset;
   std::int64_t remote_at = remote.offset;
@@ -407,7 +429,6 @@ void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& 
   for (std::size_t i = 0; i < local.axes.size(); ++i) {
     const Axis& a = local.axes[i];
     const Axis& b = remote.axes[i];
-    if (a.size == 0) return;
     PairedAxis axis{a.size, a.stride, b.stride, a.list ? a.list->data() : nullptr,
                     b.list ? b.list->data() : nullptr};
     if (axis.size == 1) {
@@ -424,8 +445,8 @@ void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& 
         axis.remote_stride = -axis.remote_stride;
       }
       if (!axes.empty() && axes.back().is_regular() &&
-          axes.back().local_stride == axis.size * axis.local_stride &&
-          axes.back().remote_stride == axis.size * axis.remote_stride) {
+          spans(axis.size, axis.local_stride, axes.back().local_stride) &&
+          spans(axis.size, axis.remote_stride, axes.back().remote_stride)) {
         axes.back().size *= axis.size;
         axes.back().local_stride = axis.local_stride;
         axes.back().remote_stride = axis.remote_stride;

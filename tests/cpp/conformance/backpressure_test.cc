@@ -23,7 +23,7 @@ Result<Transfer> try_tag(Engine& engine, const LocalView& source, const RemoteVi
 TEST_P(BackpressureTest, AFullInboxRefusesAndOneTakenTagMakesRoom) {
   run(
       [&](Party& party) {
-        auto engine = party.make_engine();
+        auto engine = party.make_engine(use_little_depth);
         OwnedMemory memory = make_memory(*engine, 64);
         fill(memory.data(), 64, 1);
         party.tell(memory.handle_text());
@@ -41,7 +41,7 @@ TEST_P(BackpressureTest, AFullInboxRefusesAndOneTakenTagMakesRoom) {
         party.tell("end");
       },
       [&](Party& party) {
-        auto engine = party.make_engine(use_little_depth);
+        auto engine = party.make_engine();
         const RemoteView target = open_handle(party.hear());
         std::byte source[1] = {std::byte{9}};
         const LocalView view = view_of(*engine, source, 1);
@@ -65,7 +65,7 @@ TEST_P(BackpressureTest, AFullInboxRefusesAndOneTakenTagMakesRoom) {
 TEST_P(BackpressureTest, ABlockedPutTimesOutAndLaterGoesOnWhenTheInboxIsEmptied) {
   run(
       [&](Party& party) {
-        auto engine = party.make_engine();
+        auto engine = party.make_engine(use_little_depth);
         OwnedMemory memory = make_memory(*engine, 64);
         party.tell(memory.handle_text());
         party.hear();
@@ -76,7 +76,7 @@ TEST_P(BackpressureTest, ABlockedPutTimesOutAndLaterGoesOnWhenTheInboxIsEmptied)
         party.tell("end");
       },
       [&](Party& party) {
-        auto engine = party.make_engine(use_little_depth);
+        auto engine = party.make_engine();
         const RemoteView target = slice(open_handle(party.hear()), 0, 1);
         std::byte source[1] = {};
         const LocalView view = view_of(*engine, source, 1);

@@ -121,7 +121,7 @@ void ShmChannel::run_chunk(Operation& operation, const Chunk& chunk) {
   BusyGuard busy(outbox_.page(), operation.fence.slot);
   // Both looks after the mark: whoever waits for marks to clear sees this one, or is seen here.
   if (shared_.is_lost.load(std::memory_order_seq_cst)) {
-    operation.fail(lost_why());
+    operation.fail(lost());
     return;
   }
   if (peer_.fences.epoch(operation.fence.slot) != operation.fence.epoch) {
@@ -169,20 +169,19 @@ ShmChannel::Room ShmChannel::room_for(std::size_t tag_bytes) {
     return Room::kRingFull;
   }
   const std::uint64_t taken = reader.taken.load(std::memory_order_seq_cst);
-  return shared_.reserved_tags - taken < host_.tuning.arrival_depth ? Room::kYes
+  return shared_.reserved_tags - taken < peer_.arrival_depth ? Room::kYes
                                                                     : Room::kInboxFull;
 }
 
 Status ShmChannel::take_credit(std::size_t tag_bytes) {
-  if (shared_.is_lost.load(std::memory_order_acquire)) return lost_why();
+  if (shared_.is_lost.load(std::memory_order_acquire)) return lost();
   std::lock_guard lock(shared_.send_mutex);
   switch (room_for(tag_bytes)) {
     case Room::kRingFull:
       return Status(Code::kWouldBlock, "the ring of tags to this peer is full");
     case Room::kInboxFull:
       return Status(Code::kWouldBlock,
-                    "the peer's inbox is full: it holds " +
-                        std::to_string(host_.tuning.arrival_depth) +
+                    "the peer's inbox is full: it holds " + std::to_string(peer_.arrival_depth) +
                         " tags of ours that nobody there has waited for or polled");
     case Room::kYes:
       break;
@@ -255,12 +254,14 @@ void ShmChannel::drain() {
     char tag[kMaxTagBytes];
     peer_.outbox.read(shared_.head, &header, sizeof header);
     if (header.tag_bytes > kMaxTagBytes ||
-        record_bytes(header.tag_bytes) > tail - shared_.head) {
+        record_bytes(header.tag_bytes) > tail - shared_.head ||
+        shared_.received_tags - shared_.taken_tags.load() >= host_.tuning.arrival_depth) {
       lose(Status(Code::kProtocol, "the peer's ring of tags is damaged"), PeerFate::kUnknown);
       return;
     }
     peer_.outbox.read(shared_.head + sizeof header, tag, header.tag_bytes);
     shared_.head += record_bytes(header.tag_bytes);
+    ++shared_.received_tags;
     host_.arrivals.arrived(peer_token_, {tag, header.tag_bytes}, code_from_wire(header.code));
   }
   page.reader.head.store(shared_.head, std::memory_order_seq_cst);
@@ -269,6 +270,7 @@ void ShmChannel::drain() {
 
 void ShmChannel::grant_credits(std::uint32_t count) {
   auto& reader = peer_.outbox.page().reader;
+  shared_.taken_tags.fetch_add(count);
   reader.taken.fetch_add(count, std::memory_order_seq_cst);
   if (reader.credit_sleepers.load(std::memory_order_seq_cst) != 0) {
     reader.credit_count.fetch_add(1, std::memory_order_seq_cst);
@@ -320,7 +322,8 @@ bool ShmChannel::is_quiet() const {
   });
 }
 
-Status ShmChannel::lost_why() {
+Status ShmChannel::lost() const {
+  if (!shared_.is_lost.load(std::memory_order_acquire)) return Status::ok();
   std::lock_guard lock(shared_.lost_mutex);
   return shared_.lost_why;
 }

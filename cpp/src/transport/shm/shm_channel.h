@@ -31,6 +31,7 @@ struct PeerSide {
   Outbox outbox;       // The peer writes, we drain.
   Doorbell doorbell;   // We ring, the peer sleeps.
   FenceBoard fences;   // The peer moves epochs on, we read.
+  std::uint32_t arrival_depth = 0;  // Tags of ours that its inbox holds.
 };
 
 class ShmChannel final : public Channel {
@@ -48,6 +49,7 @@ class ShmChannel final : public Channel {
   void grant_credits(std::uint32_t count) override;
   Status fence(FenceTicket grant, std::int64_t deadline_ns) override;
   void lose(Status why, PeerFate fate) override;
+  Status lost() const override;
   bool is_quiet() const override;
 
  private:
@@ -55,7 +57,7 @@ class ShmChannel final : public Channel {
   struct Shared {
     std::atomic<bool> is_gone{false};
     std::atomic<bool> is_lost{false};
-    std::mutex lost_mutex;
+    mutable std::mutex lost_mutex;
     Status lost_why;  // Guarded by lost_mutex.
 
     std::mutex send_mutex;               // Guards the next four.
@@ -64,8 +66,10 @@ class ShmChannel final : public Channel {
     std::uint64_t tail = 0;
     std::uint64_t kicked_head = ~std::uint64_t{0};
 
-    std::mutex drain_mutex;              // Guards the next one.
+    std::mutex drain_mutex;              // Guards the next two.
     std::uint64_t head = 0;
+    std::uint64_t received_tags = 0;
+    std::atomic<std::uint64_t> taken_tags{0};
   };
 
   enum class Room { kYes, kRingFull, kInboxFull };
@@ -77,7 +81,6 @@ class ShmChannel final : public Channel {
   void copy_chunk(const Operation& operation, const Chunk& chunk) const;
   void finish(Operation& operation);
   void kick_if_stuck(std::uint64_t head);
-  Status lost_why();
 
   TransportHost& host_;
   CopyPool& pool_;

@@ -24,6 +24,7 @@ class ShmChannelHalf final : public ChannelHalf {
     ByteWriter out;
     out.u32(outbox_.ring_bytes());
     out.u32(host_.fences.slots());
+    out.u32(host_.tuning.arrival_depth);
     blob.bytes = out.take();
     blob.fds.resize(kOfferFds);
     blob.fds[kOutboxFd] = OwnedFd(dup(outbox_.memory().fd()));
@@ -41,6 +42,7 @@ class ShmChannelHalf final : public ChannelHalf {
     ByteReader in(peer_offer.bytes);
     const std::uint32_t ring_bytes = in.u32();
     const std::uint32_t fence_slots = in.u32();
+    const std::uint32_t arrival_depth = in.u32();
     if (!in.is_good() || peer_offer.fds.size() != kOfferFds) {
       return Status(Code::kProtocol, "the peer's offer of shared memory is incomplete");
     }
@@ -54,7 +56,8 @@ class ShmChannelHalf final : public ChannelHalf {
     if (!fences.is_ok()) return fences.status();
     return std::unique_ptr<Channel>(std::make_unique<ShmChannel>(
         host_, pool_, std::move(outbox_),
-        PeerSide{outbox.take(), doorbell.take(), fences.take()}, peer_token, kick, kick_context));
+        PeerSide{outbox.take(), doorbell.take(), fences.take(), arrival_depth}, peer_token, kick,
+        kick_context));
   }
 
  private:
