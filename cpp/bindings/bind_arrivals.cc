@@ -27,6 +27,8 @@ std::vector<PyArrival> wait_arrivals(const PyArrivals& self, const py::bytes& ta
   }
   const PeerInfo* from = peer.is_none() ? nullptr : peer.cast<const PyPeer&>().info.get();
   std::vector<Arrival> out;
+  // Also between two slices somebody waits for the tag.
+  const std::shared_ptr<void> expected = owner->engine->expect_arrivals(text);
   check(wait_in_slices(deadline_of(timeout, owner->default_timeout), [&](std::int64_t slice_ns) {
     Result<std::vector<Arrival>> taken = owner->engine->wait_arrivals(text, count, from, slice_ns);
     if (taken.is_ok()) out = taken.take();

@@ -73,22 +73,24 @@ py::typing::Dict<py::str, py::int_> stats_dict(const EngineStats& stats) {
 void close_engine(Engine& engine, std::int64_t deadline_ns) {
   Status status;
   {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     status = engine.close(deadline_ns);
   }
   release_waiting_objects();
   check(status);
 }
 
-// At interpreter exit: threads end and blocked waits wake before the interpreter goes.
+// At interpreter exit: threads end and blocked waits wake before the interpreter goes. Only daemon
+// threads are left then, and these do not come back to a dying interpreter.
 void close_all() {
   const std::int64_t deadline = deadline_of(1.0, 1.0);
   for (const auto& weak : std::exchange(state().engines, {})) {
     const std::shared_ptr<Engine> engine = weak.lock();
     if (!engine) continue;
-    const py::gil_scoped_release release;
+    const GilRelease release;
     (void)engine->close(deadline);
   }
+  end_of_interpreter();
   release_waiting_objects();
 }
 
@@ -184,6 +186,14 @@ void bind_default_engine(py::module_& module) {
         return connect(default_engine(), handle, timeout);
       },
       py::arg("handle"), py::arg("timeout") = py::none(), kConnectDoc);
+  module.def(
+      "_after_fork_in_child",
+      [] {
+        for (const auto& weak : state().engines) {
+          if (const std::shared_ptr<Engine> engine = weak.lock()) engine->after_fork_in_child();
+        }
+      },
+      "Closes a forked child's copies of the engines' sockets.");
   module.def("_close_all", &close_all, "Closes every engine of this process, in a second at most.");
 }
 

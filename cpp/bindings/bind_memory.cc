@@ -184,7 +184,7 @@ void bind_memory(py::module_& module) {
             const std::int64_t deadline = deadline_of(timeout, self.owner->default_timeout);
             Status status;
             {
-              const py::gil_scoped_release release;
+              const GilRelease release;
               status = self.region.close(deadline);
             }
             release_waiting_objects();

@@ -49,7 +49,7 @@ std::unique_ptr<PyTransfer> start(const std::shared_ptr<PyEngine>& owner,
   for (const PutItem& item : items) nbytes += item.source->view.nbytes();
   const auto attempt = [&] {
     if (nbytes <= kQuickBytes) return engine.try_put(items, options);
-    const py::gil_scoped_release release;
+    const GilRelease release;
     return engine.try_put(items, options);
   };
   Result<Transfer> transfer = attempt();

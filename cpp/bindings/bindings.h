@@ -44,6 +44,23 @@ KeepAlive keep_alive(py::object object);
 // Lets go of objects that waited for the GIL.
 void release_waiting_objects();
 
+// Lets the GIL go while it lives. pybind11's own cannot be used: a daemon thread that comes back
+// from it while the interpreter ends is unwound by CPython, through a destructor, which aborts the
+// process. Once end_of_interpreter() was called such a thread sleeps for ever instead.
+class GilRelease {
+ public:
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  ~GilRelease();
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+// Says that from now on no other thread may come back, and waits, a second at most, for those that
+// are about to. Thread: the one that ends the interpreter, with the GIL.
+void end_of_interpreter();
+
 // --- tensors.cc ---
 
 // A tensor, array or buffer, described. Raises for what kvzc cannot move.

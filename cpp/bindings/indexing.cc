@@ -13,8 +13,10 @@ namespace {
 std::int64_t as_integer(py::handle object) {
   const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
   if (!number) throw py::error_already_set();
-  const long long value = PyLong_AsLongLong(number.ptr());
-  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  // Beyond 64 bits is beyond every shape.
+  if (overflow != 0) return overflow > 0 ? INT64_MAX : INT64_MIN;
   return value;
 }
 
@@ -59,8 +61,11 @@ IndexList list_of(const char* data, std::int64_t count, std::int64_t stride, cha
                 : append<std::uint32_t>(data, count, stride, out.get());
       break;
     case 8:
-      // What does not fit into 63 bits turns negative and is refused as out of range.
       append<std::int64_t>(data, count, stride, out.get());
+      // What does not fit into 63 bits is beyond every shape, not a position from the end.
+      if (!is_signed) {
+        for (std::int64_t& id : *out) id = id < 0 ? INT64_MAX : id;
+      }
       break;
     default:
       refuse("an index array has an unusual integer type");
@@ -86,7 +91,10 @@ Index parse_sequence(const py::sequence& sequence) {
   const std::size_t count = sequence.size();
   if (count > 0 && py::isinstance<py::str>(sequence[0])) {
     NameList names;
-    for (const py::handle name : sequence) names.push_back(name.cast<std::string>());
+    for (const py::handle name : sequence) {
+      if (!py::isinstance<py::str>(name)) refuse("a list of names holds names only");
+      names.push_back(name.cast<std::string>());
+    }
     return names;
   }
   auto ids = std::make_shared<std::vector<std::int64_t>>();
@@ -119,7 +127,10 @@ Index parse_one(py::handle object) {
       refuse("an index on a device would have to be waited for; give block ids that are on the "
              "CPU");
     }
-    if (object.attr("ndim").cast<int>() == 0) return as_integer(object);
+    if (object.attr("ndim").cast<int>() == 0) {
+      if (describe(object).spec.dtype == DType::kBool) refuse("a bool is not an index here");
+      return as_integer(object);
+    }
     return parse_array(describe(object).spec);
   }
   if (PyObject_CheckBuffer(raw) != 0) {

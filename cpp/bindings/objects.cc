@@ -1,10 +1,13 @@
 // Python objects that the core keeps alive, and waiting with the GIL let go.
 
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <mutex>
+#include <thread>
 
 #include "bindings.h"
 
@@ -46,6 +49,18 @@ void let_go(void* object) {
 
 constexpr std::int64_t kSliceNs = 50'000'000;
 
+// Threads that are about to take the GIL again, and whether they still may.
+struct Returning {
+  std::atomic<int> threads{0};
+  std::atomic<bool> is_over{false};
+  std::thread::id last;  // Who may return all the same; set before is_over.
+};
+
+Returning& returning() {
+  static auto* const state = new Returning;
+  return *state;
+}
+
 std::int64_t clock_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -56,8 +71,32 @@ std::int64_t clock_ns() {
 
 PyEngine::~PyEngine() {
   if (!engine) return;
-  const py::gil_scoped_release release;
+  const GilRelease release;
   engine.reset();
+}
+
+GilRelease::~GilRelease() {
+  Returning& state = returning();
+  state.threads.fetch_add(1);
+  if (state.is_over.load() && std::this_thread::get_id() != state.last) {
+    state.threads.fetch_sub(1);
+    for (;;) pause();
+  }
+  PyEval_RestoreThread(state_);
+  state.threads.fetch_sub(1);
+}
+
+void end_of_interpreter() {
+  Returning& state = returning();
+  state.last = std::this_thread::get_id();
+  state.is_over.store(true);
+  const std::int64_t patience_ns = clock_ns() + 1'000'000'000;
+  // The GIL goes round while this thread sleeps.
+  while (state.threads.load() > 0 && clock_ns() < patience_ns) {
+    PyThreadState* const mine = PyEval_SaveThread();
+    usleep(500);
+    PyEval_RestoreThread(mine);
+  }
 }
 
 KeepAlive keep_alive(py::object object) { return KeepAlive(object.release().ptr(), let_go); }
@@ -84,7 +123,7 @@ Status wait_in_slices(std::int64_t deadline_ns, const std::function<Status(std::
   for (;;) {
     Status status;
     {
-      const py::gil_scoped_release release;
+      const GilRelease release;
       status = step(std::min(deadline_ns, clock_ns() + kSliceNs));
     }
     if (status.code() != Code::kTimedOut && status.code() != Code::kWouldBlock) return status;

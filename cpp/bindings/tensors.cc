@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 
 #include "bindings.h"
 
@@ -147,7 +148,10 @@ Described describe_numpy(py::handle array) {
 
 std::optional<DType> buffer_dtype(const char* format, std::size_t item) {
   const std::string text = format == nullptr ? "B" : format;
-  const char kind = text.size() == 2 && (text[0] == '@' || text[0] == '=') ? text[1] : text[0];
+  constexpr std::string_view kNative =
+      __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? std::string_view("@=<") : std::string_view("@=>");
+  const char kind =
+      text.size() == 2 && kNative.find(text[0]) != kNative.npos ? text[1] : text[0];
   if (text.size() > 2 || (text.size() == 2 && kind == text[0])) return std::nullopt;
   const auto sized = [item](DType one, DType two, DType four, DType eight) -> std::optional<DType> {
     switch (item) {
@@ -222,7 +226,7 @@ py::object make_empty(SharedAllocator& allocator, py::handle shape, py::handle d
   if (device != "cpu") {
     refuse(Code::kUnsupported, "this version of kvzc allocates on 'cpu', not on '" + device + "'");
   }
-  const py::tuple extents = PyLong_Check(shape.ptr()) != 0
+  const py::tuple extents = PyIndex_Check(shape.ptr()) != 0
                                 ? py::make_tuple(shape)
                                 : py::tuple(py::reinterpret_borrow<py::object>(shape));
   const bool is_torch = is_instance_of(dtype, "torch", "dtype");
@@ -232,8 +236,12 @@ py::object make_empty(SharedAllocator& allocator, py::handle shape, py::handle d
   std::uint64_t nbytes = dtype_nbytes(known);
   py::ssize_t count = 1;
   for (const py::handle extent : extents) {
-    const auto size = extent.cast<std::int64_t>();
-    if (size < 0) throw py::value_error("a shape has no negative extents");
+    const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(extent.ptr()));
+    if (!number) throw py::error_already_set();
+    int overflow = 0;
+    const std::int64_t size = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+    if (size < 0 && overflow <= 0) throw py::value_error("a shape has no negative extents");
+    if (overflow > 0) refuse(Code::kLimitExceeded, "the shape has more than 2**63 bytes");
     if (__builtin_mul_overflow(nbytes, static_cast<std::uint64_t>(size), &nbytes) ||
         nbytes > INT64_MAX) {
       refuse(Code::kLimitExceeded, "the shape has more than 2**63 bytes");
@@ -243,7 +251,7 @@ py::object make_empty(SharedAllocator& allocator, py::handle shape, py::handle d
   std::shared_ptr<SharedAllocation> allocation;
   {
     Result<std::shared_ptr<SharedAllocation>> made = [&] {
-      const py::gil_scoped_release release;  // Zeroing large memory takes a while.
+      const GilRelease release;  // Zeroing large memory takes a while.
       return allocator.allocate(nbytes);
     }();
     allocation = take(std::move(made));

@@ -22,8 +22,9 @@ async def iterate(arrivals: Arrivals) -> AsyncIterator[Arrival]:
     descriptor = os.dup(arrivals.fileno())
     try:
         while True:
-            for arrival in arrivals.poll(64):
-                yield arrival
+            # One at a time: whoever leaves the loop leaves the rest to others.
+            while batch := arrivals.poll(1):
+                yield batch[0]
             readable.clear()
             # What came between the poll and here has made the descriptor readable.
             loop.add_reader(descriptor, readable.set)

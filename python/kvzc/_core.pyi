@@ -513,7 +513,7 @@ class Engine:
     default_timeout: seconds, wherever a timeout is left out.
     strict: refuse sources outside every region, instead of registering them for one transfer.
     arrival_ttl: seconds until a tag that nobody takes is dropped.
-    arrival_depth: tags to one peer that may be untaken there before puts are pushed back.
+    arrival_depth: tags of one peer that may be untaken here before its puts are pushed back.
     allow_users: user names or ids that may connect besides this process's own.
     copy_threads: threads for large copies; 0 chooses by the number of cores.
     max_transfers: transfers that may run at once before put() pushes back.
@@ -646,6 +646,11 @@ class Engine:
         """
         Its name, given or random.
         """
+
+def _after_fork_in_child() -> None:
+    """
+    Closes a forked child's copies of the engines' sockets.
+    """
 
 def _close_all() -> None:
     """

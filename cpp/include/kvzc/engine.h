@@ -174,12 +174,17 @@ class Engine {
   // Waits for `count` tags. Errors: kTimedOut; kPeerLost when `peer` is given and lost; kClosed.
   Result<std::vector<Arrival>> wait_arrivals(std::string_view tag, std::size_t count,
                                              const PeerInfo* peer, std::int64_t deadline_ns);
+  // As long as the token lives, poll_arrivals() leaves `tag` alone; for those who wait in slices.
+  std::shared_ptr<void> expect_arrivals(std::string_view tag);
   std::vector<Arrival> poll_arrivals(std::size_t most);
   void forget_arrivals(std::string_view tag);
   // Gives a descriptor that is readable when poll_arrivals() may give something.
   int arrivals_fd();
 
   EngineStats stats() const;
+  // In a child made by fork(): closes the sockets that came along, so that the parent's peers see
+  // the parent's end. Takes no lock.
+  void after_fork_in_child();
   // Ends everything: transfers, grants, peers, threads. Idempotent. Errors: kTimedOut when a
   // transfer or a peer did not come to rest in time; everything is closed all the same.
   Status close(std::int64_t deadline_ns);

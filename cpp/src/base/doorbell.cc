@@ -1,7 +1,6 @@
 #include "base/doorbell.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include "base/futex.h"
@@ -36,9 +35,12 @@ Result<Doorbell> Doorbell::open(OwnedFd memory, OwnedFd event) {
 }
 
 Status Doorbell::share(OwnedFd* memory, OwnedFd* event) const {
-  *memory = OwnedFd(fcntl(memory_.fd(), F_DUPFD_CLOEXEC, 0));
-  *event = OwnedFd(fcntl(event_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!memory->is_valid() || !event->is_valid()) return Status::system(errno, "dup");
+  Result<OwnedFd> memory_copy = duplicate(memory_.fd());
+  if (!memory_copy.is_ok()) return memory_copy.status();
+  Result<OwnedFd> event_copy = duplicate(event_.get());
+  if (!event_copy.is_ok()) return event_copy.status();
+  *memory = memory_copy.take();
+  *event = event_copy.take();
   return Status::ok();
 }
 

@@ -1,9 +1,13 @@
 // A file descriptor that closes itself.
 #pragma once
 
+#include <errno.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
+
+#include "kvzc/status.h"
 
 namespace kvzc {
 
@@ -30,5 +34,17 @@ class OwnedFd {
  private:
   int fd_ = -1;
 };
+
+// Gives another descriptor of the same. Errors: kLimitExceeded when none is left.
+inline Result<OwnedFd> duplicate(int fd) {
+  OwnedFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.is_valid()) return copy;
+  if (errno == EMFILE) {
+    return Status(Code::kLimitExceeded,
+                  "too many open files; raise the limit (ulimit -n), or close regions and engines "
+                  "that are no longer needed");
+  }
+  return Status::system(errno, "duplicating a descriptor");
+}
 
 }  // namespace kvzc

@@ -120,7 +120,7 @@ Result<SharedMemory> SharedMemory::map(OwnedFd fd, std::uint64_t nbytes, MapAcce
 Result<OwnedFd> SharedMemory::read_only_fd() const {
   const std::string path = "/proc/self/fd/" + std::to_string(fd_.get());
   OwnedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.is_valid()) return Status::system(errno, "reopening a memfd for reading");
+  if (!fd.is_valid()) return shortage(errno, "reopening", nbytes_);
   return fd;
 }
 

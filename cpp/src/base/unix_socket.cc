@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace kvzc {
 namespace {
@@ -147,8 +148,11 @@ Result<Message> receive_message(int socket) {
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   ssize_t got;
+  // A peer that closed with something of ours unread resets the connection. That is told first, and
+  // once; what the peer had said before, such as why it refuses, comes after it.
+  bool was_reset = false;
   while ((got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0 &&
-         errno == EINTR) {
+         (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true)))) {
   }
   if (got < 0) {
     if (errno == EAGAIN) return Status(Code::kWouldBlock, "nothing to receive");

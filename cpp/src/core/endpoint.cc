@@ -158,6 +158,7 @@ void Endpoint::accept(OwnedFd socket) {
 }
 
 Status Endpoint::watch_socket() {
+  host_.sockets().add(socket_.get());
   return host_.loop().watch(socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t events) {
     self->on_events(events);
   });
@@ -644,7 +645,10 @@ void Endpoint::lose(Status why, PeerFate fate) {
   is_lost_.store(true, std::memory_order_release);
   const std::shared_ptr<Endpoint> self = shared_from_this();
   const bool is_quiet = stop_writing(why, fate);
-  if (socket_.is_valid()) host_.loop().unwatch(socket_.get());
+  if (socket_.is_valid()) {
+    host_.loop().unwatch(socket_.get());
+    host_.sockets().remove(socket_.get());
+  }
   // The peer takes the end of the connection for the end of our writing.
   if (socket_.is_valid() && is_quiet) {
     // Kicks may come from any thread: the number must not become another file's. Shut, not closed.

@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/socket_list.h"
 #include "base/unix_socket.h"
 #include "core/binding.h"
 #include "core/control_loop.h"
@@ -31,6 +32,7 @@ class EndpointHost {
   virtual const std::string& engine_name() const = 0;
   virtual GrantTable& grants() = 0;
   virtual ControlLoop& loop() = 0;
+  virtual SocketList& sockets() = 0;
   virtual std::span<const std::unique_ptr<Transport>> transports() = 0;
   virtual bool is_allowed(std::uint32_t uid) const = 0;
 

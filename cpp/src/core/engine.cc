@@ -248,9 +248,14 @@ Result<std::vector<Arrival>> Engine::wait_arrivals(std::string_view tag, std::si
   return core_->wait_arrivals(tag, count, peer, deadline_ns);
 }
 
+std::shared_ptr<void> Engine::expect_arrivals(std::string_view tag) {
+  return core_->expect_arrivals(tag);
+}
+
 std::vector<Arrival> Engine::poll_arrivals(std::size_t most) { return core_->poll_arrivals(most); }
 void Engine::forget_arrivals(std::string_view tag) { core_->forget_arrivals(tag); }
 int Engine::arrivals_fd() { return core_->arrivals_fd(); }
+void Engine::after_fork_in_child() { core_->close_inherited_sockets(); }
 EngineStats Engine::stats() const { return core_->stats(); }
 Status Engine::close(std::int64_t deadline_ns) { return core_->close(deadline_ns); }
 

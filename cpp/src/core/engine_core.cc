@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <tuple>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "base/clock.h"
@@ -84,6 +85,7 @@ Status EngineCore::start() {
   Result<OwnedFd> listener = listen_at(address_);
   if (!listener.is_ok()) return listener.status();
   listener_ = listener.take();
+  sockets_.add(listener_.get());
   Status started = loop_.start();
   if (!started.is_ok()) return started;
   loop_.post([this] {
@@ -136,6 +138,7 @@ Status EngineCore::close(std::int64_t deadline_ns) {
       endpoint->say_bye(Status(Code::kClosed, "its engine was closed"));
     }
     loop_.unwatch(listener_.get());
+    sockets_.remove(listener_.get());
     listener_.reset();
   });
   loop_.stop();
@@ -233,7 +236,8 @@ Result<LocalView> EngineCore::find_or_borrow(const TensorSpec& tensor) {
                                     "storage first (" +
                       storages_.describe_nearest(tensor.data) + ")");
   } else {
-    storage = StorageTable::make_temporary(tensor);
+    storage = storages_.make_temporary(tensor);
+    view.offset = tensor.data - storage->data;
     counters_.temporary.fetch_add(1, std::memory_order_relaxed);
   }
   memory->storages.push_back(std::move(storage));
@@ -456,24 +460,45 @@ Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
                 "transfer");
 }
 
-// Where both sides are one memory, a copy must not run into itself.
-Status EngineCore::check_not_into_itself(const OperationSlot& slot, std::size_t at) {
-  const Segment& segment = slot.segments[at];
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> remote;
-  for (std::uint32_t i = 0; i < segment.run_count; ++i) {
-    const Run& run = slot.runs[segment.first_run + i];
-    remote.emplace_back(run.remote, run.remote + run.nbytes);
-  }
-  std::sort(remote.begin(), remote.end());
-  for (std::uint32_t i = 0; i < segment.run_count; ++i) {
-    const Run& run = slot.runs[segment.first_run + i];
-    const auto begin = static_cast<std::uint64_t>(run.local - slot.segment_local[at].data);
-    // The last one that begins before this one's end.
-    const auto after = std::lower_bound(remote.begin(), remote.end(),
-                                        std::pair(begin + run.nbytes, std::uint64_t{0}));
-    if (after == remote.begin() || std::prev(after)->second <= begin) continue;
-    return Status(Code::kInvalidArgument,
-                  "source and target overlap: they share bytes of one allocation");
+// Where source and target are one memory, a copy must not run into itself: no byte may be read and
+// written by one transfer. Requires: the segments' remote memories are filled in.
+Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
+  using Bytes = std::pair<std::uint64_t, std::uint64_t>;  // Begin and end.
+  std::unordered_map<const RemoteMemory*, std::vector<Bytes>> targets;
+  const auto targets_in = [&](const RemoteMemory* memory) -> const std::vector<Bytes>& {
+    const auto [at, is_new] = targets.try_emplace(memory);
+    if (!is_new) return at->second;
+    for (const Segment& segment : slot.segments) {
+      if (segment.remote != memory) continue;
+      for (std::uint32_t i = 0; i < segment.run_count; ++i) {
+        const Run& run = slot.runs[segment.first_run + i];
+        at->second.emplace_back(run.remote, run.remote + run.nbytes);
+      }
+    }
+    std::sort(at->second.begin(), at->second.end());
+    return at->second;
+  };
+  for (std::size_t s = 0; s < slot.segments.size(); ++s) {
+    const MemoryPiece& local = slot.segment_local[s];
+    if (local.shared == nullptr) continue;  // Private memory is nobody's target.
+    const RemoteMemory* last = nullptr;
+    for (const Segment& other : slot.segments) {
+      if (std::exchange(last, other.remote) == other.remote || !other.remote->is_same_as(local)) {
+        continue;
+      }
+      const std::vector<Bytes>& written = targets_in(other.remote);
+      const Segment& segment = slot.segments[s];
+      for (std::uint32_t i = 0; i < segment.run_count; ++i) {
+        const Run& run = slot.runs[segment.first_run + i];
+        const auto begin = static_cast<std::uint64_t>(run.local - local.data);
+        // The last one that begins before this one's end.
+        const auto after =
+            std::lower_bound(written.begin(), written.end(), Bytes(begin + run.nbytes, 0));
+        if (after == written.begin() || std::prev(after)->second <= begin) continue;
+        return Status(Code::kInvalidArgument,
+                      "source and target overlap: they share bytes of one allocation");
+      }
+    }
   }
   return Status::ok();
 }
@@ -486,11 +511,9 @@ Status EngineCore::dispatch(OperationSlot& slot,
     slot.has_credit = true;
   }
   for (std::size_t i = 0; i < slot.segments.size(); ++i) {
-    RemoteMemory& memory = *resolved->memories[slot.segment_storage[i]];
-    slot.segments[i].remote = &memory;
-    if (!memory.is_same_as(slot.segment_local[i])) continue;
-    Status apart = check_not_into_itself(slot, i);
-    if (apart.is_ok()) continue;
+    slot.segments[i].remote = resolved->memories[slot.segment_storage[i]].get();
+  }
+  if (Status apart = check_not_into_itself(slot); !apart.is_ok()) {
     if (std::exchange(slot.has_credit, false)) resolved->channel->return_credit(slot.tag.nbytes);
     return apart;
   }
@@ -665,7 +688,8 @@ void EngineCore::release(Operation& operation) {
 Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
   const Status cancelled(Code::kCancelled, "the transfer was cancelled");
   slot.fail(cancelled);
-  if (slot.binding->withdraw(slot)) {
+  // One with a tag stays: its other side learns of the end as soon as it is reached.
+  if (!slot.has_tag && slot.binding->withdraw(slot)) {
     retire(slot, cancelled);
     return Status::ok();
   }
@@ -816,6 +840,9 @@ void EngineCore::binding_answered(const std::shared_ptr<Binding>& binding, Statu
 void EngineCore::dispatch_or_retry(OperationSlot& slot,
                                    std::shared_ptr<const Binding::Resolved> resolved) {
   Status status = slot.failure();
+  // While it waited for a credit the engine or the region may have closed.
+  if (status.is_ok() && is_closed_.load(std::memory_order_acquire)) status = closed();
+  if (status.is_ok()) status = slot.binding->failure();
   if (status.is_ok()) status = dispatch(slot, resolved);
   if (status.is_ok()) return;
   if (status.code() != Code::kWouldBlock) {
@@ -905,6 +932,14 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
   }
   inbox_.end_wait(tag);
   return outcome;
+}
+
+std::shared_ptr<void> EngineCore::expect_arrivals(std::string_view tag) {
+  if (!usable().is_ok()) return nullptr;
+  inbox_.begin_wait(tag);
+  return std::shared_ptr<void>(nullptr, [self = shared_from_this(), tag = std::string(tag)](void*) {
+    if (!self->fork_guard_.is_forked_child()) self->inbox_.end_wait(tag);
+  });
 }
 
 std::vector<Arrival> EngineCore::poll_arrivals(std::size_t most) {

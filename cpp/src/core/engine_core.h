@@ -13,6 +13,7 @@
 #include "base/doorbell.h"
 #include "base/fence_board.h"
 #include "base/shared_memory.h"
+#include "base/socket_list.h"
 #include "core/binding.h"
 #include "core/control_loop.h"
 #include "core/endpoint.h"
@@ -66,6 +67,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // --- Arrivals and peers ---
   Result<std::vector<Arrival>> wait_arrivals(std::string_view tag, std::size_t count,
                                              const PeerInfo* peer, std::int64_t deadline_ns);
+  std::shared_ptr<void> expect_arrivals(std::string_view tag);
   std::vector<Arrival> poll_arrivals(std::size_t most);
   void forget_arrivals(std::string_view tag);
   int arrivals_fd();
@@ -93,7 +95,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
                         std::shared_ptr<const Binding::Resolved> resolved) override;
 
   const EngineOptions& options() const { return options_; }
-  StorageTable& storages() { return storages_; }
+  // Closes what a forked child must not keep open. Thread: the child's only one.
+  void close_inherited_sockets() { sockets_.close_all(); }
+  SocketList& sockets() override { return sockets_; }
 
  private:
   using Endpoints = std::vector<std::shared_ptr<Endpoint>>;
@@ -119,7 +123,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Any thread.
   Status fill(OperationSlot& slot, std::span<const PutItem> items);
   static Status check_targets_disjoint(const OperationSlot& slot);
-  static Status check_not_into_itself(const OperationSlot& slot, std::size_t segment);
+  static Status check_not_into_itself(const OperationSlot& slot);
   // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.
   Status dispatch(OperationSlot& slot, const std::shared_ptr<const Binding::Resolved>& resolved);
   void abandon(OperationSlot* slot);
@@ -143,6 +147,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   OperationPool operations_;
   Inbox inbox_;
   ControlLoop loop_;
+
+  SocketList sockets_;
 
   // Control thread.
   OwnedFd listener_;

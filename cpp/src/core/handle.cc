@@ -62,6 +62,30 @@ bool decode_layout(ByteReader& in, TensorView* tensor) {
   return in.is_good();
 }
 
+// Names go to people and to Python, which take UTF-8 only (RFC 3629, without its finer points).
+bool is_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const std::size_t length = lead < 0x80                   ? 1
+                               : lead >= 0xc2 && lead < 0xe0 ? 2
+                               : lead >= 0xe0 && lead < 0xf0 ? 3
+                               : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                             : 0;
+    if (length == 0 || length > text.size() - i) return false;
+    std::uint32_t point = length == 1 ? lead : lead & (0x7fu >> length);
+    for (std::size_t j = 1; j < length; ++j) {
+      const auto next = static_cast<unsigned char>(text[i + j]);
+      if ((next & 0xc0) != 0x80) return false;
+      point = (point << 6) | (next & 0x3fu);
+    }
+    const bool is_overlong = (length == 3 && point < 0x800) || (length == 4 && point < 0x10000);
+    const bool is_surrogate = point >= 0xd800 && point < 0xe000;
+    if (is_overlong || is_surrogate || point > 0x10ffff) return false;
+    i += length;
+  }
+  return true;
+}
+
 Status damaged(const char* what) {
   return Status(Code::kBadHandle, std::string("this is not a whole handle: ") + what +
                                       ". Pass on exactly what to_bytes() or to_text() gave");
@@ -173,6 +197,7 @@ Result<HandleInfo> decode_handle(std::span<const std::byte> bytes) {
   out.key = in.array<32>();
   out.engine_name = in.text();
   if (access < 1 || access > 3) return damaged("its access is unknown");
+  if (!is_utf8(out.engine_name)) return damaged("a name is not UTF-8");
   out.access = static_cast<Access>(access);
   for (std::size_t left = in.count(2); left > 0; --left) {
     EngineAddress address;
@@ -213,6 +238,7 @@ Result<HandleInfo> decode_handle(std::span<const std::byte> bytes) {
     if (shared > last_name.size()) return damaged("a name is unreadable");
     last_name = last_name.substr(0, shared) + in.text();
     if (last_name.size() > kMaxNameBytes) return damaged("a name is too long");
+    if (!is_utf8(last_name)) return damaged("a name is not UTF-8");
     out.view.names.push_back(last_name);
   }
   if (!in.is_good() || !in.is_at_end()) return damaged("its parts do not add up");

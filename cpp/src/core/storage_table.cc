@@ -21,20 +21,22 @@ StorageTable::Entry* StorageTable::find_entry(const std::byte* data, std::uint64
   return nullptr;
 }
 
+std::shared_ptr<LocalStorage> StorageTable::describe_storage(const TensorSpec& spec) const {
+  auto storage = std::make_shared<LocalStorage>();
+  storage->allocation = allocator_->find(spec.storage_data, spec.storage_nbytes);
+  storage->data = storage->allocation ? storage->allocation->data() : spec.storage_data;
+  storage->nbytes = storage->allocation ? storage->allocation->nbytes() : spec.storage_nbytes;
+  storage->keep_alive = spec.keep_alive;
+  return storage;
+}
+
 std::shared_ptr<LocalStorage> StorageTable::acquire(const TensorSpec& spec) {
-  std::shared_ptr<SharedAllocation> allocation =
-      allocator_->find(spec.storage_data, spec.storage_nbytes);
-  std::byte* data = allocation ? allocation->data() : spec.storage_data;
-  const std::uint64_t nbytes = allocation ? allocation->nbytes() : spec.storage_nbytes;
+  std::shared_ptr<LocalStorage> storage = describe_storage(spec);
   std::lock_guard lock(mutex_);
-  Entry* entry = find_entry(data, nbytes);
+  Entry* entry = find_entry(storage->data, storage->nbytes);
   if (entry == nullptr) {
-    auto storage = std::make_shared<LocalStorage>();
     storage->id = next_id_++;
-    storage->data = data;
-    storage->nbytes = nbytes;
-    storage->allocation = std::move(allocation);
-    storage->keep_alive = spec.keep_alive;
+    std::byte* const data = storage->data;
     entry = &entries_.emplace(data, Entry{std::move(storage), 0})->second;
   }
   ++entry->registrations;
@@ -59,12 +61,8 @@ std::shared_ptr<LocalStorage> StorageTable::find(const std::byte* data, std::uin
   return entry == nullptr ? nullptr : entry->storage;
 }
 
-std::shared_ptr<LocalStorage> StorageTable::make_temporary(const TensorSpec& spec) {
-  auto storage = std::make_shared<LocalStorage>();
-  storage->data = spec.storage_data;
-  storage->nbytes = spec.storage_nbytes;
-  storage->keep_alive = spec.keep_alive;
-  return storage;
+std::shared_ptr<LocalStorage> StorageTable::make_temporary(const TensorSpec& spec) const {
+  return describe_storage(spec);
 }
 
 std::string StorageTable::describe_nearest(const std::byte* data) {

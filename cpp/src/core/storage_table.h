@@ -24,7 +24,7 @@ class StorageTable {
   // Gives a registered storage that holds all of [data, data + nbytes), or null.
   std::shared_ptr<LocalStorage> find(const std::byte* data, std::uint64_t nbytes);
   // Makes a storage that is not in the table, for one transfer.
-  static std::shared_ptr<LocalStorage> make_temporary(const TensorSpec& spec);
+  std::shared_ptr<LocalStorage> make_temporary(const TensorSpec& spec) const;
   // Says what lies nearest to an address, for errors.
   std::string describe_nearest(const std::byte* data);
   std::size_t size();
@@ -34,6 +34,8 @@ class StorageTable {
     std::shared_ptr<LocalStorage> storage;
     std::uint64_t registrations = 0;
   };
+  // What `spec` lies in: a sharable allocation as a whole, or its own storage.
+  std::shared_ptr<LocalStorage> describe_storage(const TensorSpec& spec) const;
   Entry* find_entry(const std::byte* data, std::uint64_t nbytes);
 
   const std::shared_ptr<SharedAllocator> allocator_;

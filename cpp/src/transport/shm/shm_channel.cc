@@ -169,8 +169,10 @@ ShmChannel::Room ShmChannel::room_for(std::size_t tag_bytes) {
     return Room::kRingFull;
   }
   const std::uint64_t taken = reader.taken.load(std::memory_order_seq_cst);
-  return shared_.reserved_tags - taken < peer_.arrival_depth ? Room::kYes
-                                                                    : Room::kInboxFull;
+  if (shared_.reserved_tags - taken < peer_.arrival_depth) return Room::kYes;
+  // Some may be forgotten ones that only have to be looked at.
+  if (head != shared_.tail) kick_if_stuck(head);
+  return Room::kInboxFull;
 }
 
 Status ShmChannel::take_credit(std::size_t tag_bytes) {

@@ -1,7 +1,5 @@
 // Set-up of the shared-memory transport: what peers exchange once.
 
-#include <unistd.h>
-
 #include "base/bytes.h"
 #include "base/shared_memory.h"
 #include "transport/shm/copy_pool.h"
@@ -27,8 +25,9 @@ class ShmChannelHalf final : public ChannelHalf {
     out.u32(host_.tuning.arrival_depth);
     blob.bytes = out.take();
     blob.fds.resize(kOfferFds);
-    blob.fds[kOutboxFd] = OwnedFd(dup(outbox_.memory().fd()));
-    if (!blob.fds[kOutboxFd].is_valid()) return Status::system(errno, "dup");
+    Result<OwnedFd> outbox = duplicate(outbox_.memory().fd());
+    if (!outbox.is_ok()) return outbox.status();
+    blob.fds[kOutboxFd] = outbox.take();
     Status shared = host_.doorbell.share(&blob.fds[kDoorbellFd], &blob.fds[kEventFd]);
     if (!shared.is_ok()) return shared;
     Result<OwnedFd> fences = host_.fences.share();
@@ -80,8 +79,9 @@ class ShmTransport final : public Transport {
                     "process can map. Allocate it with kvzc.empty(shape, dtype)");
     }
     Blob blob;
-    blob.fds.emplace_back(dup(piece.shared->fd()));
-    if (!blob.fds[0].is_valid()) return Status::system(errno, "dup of a region's memfd");
+    Result<OwnedFd> memory = duplicate(piece.shared->fd());
+    if (!memory.is_ok()) return memory.status();
+    blob.fds.push_back(memory.take());
     return blob;
   }
 

@@ -1,0 +1,696 @@
+"""Transfers: acceptance, waiting, pushing back, cancelling."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import kvzc
+import numpy as np
+import pytest
+import torch
+from helpers import Peer, State, run_script, until
+
+MIB = 1 << 20
+LARGE = 96 * MIB
+
+
+@pytest.fixture
+def small(engine: kvzc.Engine) -> Iterator[Any]:
+    cache = kvzc.empty(8, "uint8")
+    with engine.register(cache) as region:
+        yield region.handle()
+
+
+@pytest.fixture(scope="module")
+def large() -> Any:
+    return kvzc.empty(LARGE, "uint8")
+
+
+ONES = np.ones(8, np.uint8)
+
+
+def test_a_transfer_tells_about_itself(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty((4, 8), "float32")
+    label = object()
+    with engine.register(cache) as region:
+        before = time.monotonic_ns()
+        target = region.handle()[:, ::2]
+        transfer = engine.put(np.ones((4, 4), np.float32), target, label=label)
+        transfer.wait()
+        after = time.monotonic_ns()
+    assert transfer.done
+    assert transfer.quiet
+    assert transfer.error is None
+    assert transfer.nbytes == 64
+    assert transfer.runs == 16
+    assert transfer.transport == "shm"
+    assert transfer.label is label
+    assert before <= transfer.submitted_ns <= transfer.done_ns <= after
+    assert "64 bytes, done" in repr(transfer)
+
+
+def test_adjacent_pieces_are_one_run(engine: kvzc.Engine) -> None:
+    """PERF-02: the cost is that of runs."""
+    cache = kvzc.empty((8, 4, 4), "float32")
+    local = np.ones((8, 4, 4), np.float32)
+    with engine.register(cache) as region, engine.register(local) as source:
+        handle = region.handle()
+        for index, runs in [
+            (..., 1),
+            (slice(2, 6), 1),
+            ([1, 2, 3, 6], 2),
+            ([3, 2, 1], 3),
+            ((slice(None), 1), 8),
+            ((slice(None), slice(1, 3)), 8),
+            ((slice(None), slice(None), slice(0, 2)), 32),
+        ]:
+            transfer = engine.put(source[index], handle[index])
+            transfer.wait()
+            assert transfer.runs == runs, index
+
+
+def test_counters_count(engine: kvzc.Engine, small: Any) -> None:
+    before = engine.stats()
+    for _ in range(5):
+        engine.put(ONES, small).wait()
+    with engine.register(torch.zeros(2)) as private, pytest.raises(kvzc.TransportUnavailable):
+        engine.put(torch.ones(2), private.handle()).wait()
+    after = engine.stats()
+    grown = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    grown.pop("peers", None)
+    assert grown == {
+        "transfers_done": 5,
+        "transfers_failed": 1,
+        "bytes_done": 40,
+        "runs_done": 5,
+        "temporary_registrations": 6,
+    }
+
+
+# ---- waiting ----
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 0.0, 5, 1e12, math.inf, np.float64(3), True])
+def test_waiting_for_what_is_done_returns_whatever_the_timeout(
+    engine: kvzc.Engine, small: Any, timeout: Any
+) -> None:
+    transfer = engine.put(ONES, small)
+    transfer.wait()
+    transfer.wait(timeout)
+    assert kvzc.wait([transfer], timeout) == [transfer]
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, math.nan, -math.inf])
+def test_a_timeout_that_is_no_time_is_a_value_error(
+    engine: kvzc.Engine, small: Any, timeout: float
+) -> None:
+    with pytest.raises(ValueError, match="seconds"):
+        engine.put(ONES, small, accept_timeout=timeout)
+    with pytest.raises(ValueError, match="seconds"):
+        engine.arrivals.wait(b"x", timeout=timeout)
+    with pytest.raises(ValueError, match="seconds"):
+        kvzc.wait([], timeout)
+    with pytest.raises(ValueError, match="seconds"):
+        kvzc.Engine(default_timeout=timeout)
+    with pytest.raises(ValueError, match="seconds"):
+        engine.connect(small, timeout)
+
+
+def test_a_timeout_that_is_no_number_is_a_type_error(engine: kvzc.Engine, small: Any) -> None:
+    for wrong in ("1", [1], object()):
+        with pytest.raises(TypeError):
+            engine.arrivals.wait(b"x", timeout=wrong)
+        with pytest.raises(TypeError):
+            engine.put(ONES, small, accept_timeout=wrong)
+
+
+def test_a_wait_that_runs_out_leaves_the_transfer_running(large: Any) -> None:
+    with kvzc.Engine(default_timeout=20) as engine, engine.register(large) as region:
+        source = np.full(LARGE, 3, np.uint8)
+        large[:] = 0
+        transfer = engine.put(source, region.handle())
+        with pytest.raises(kvzc.TimedOut, match="still running"):
+            transfer.wait(0)
+        with pytest.raises(TimeoutError):
+            kvzc.wait([transfer], 0)
+        transfer.wait()
+        assert (large == 3).all()
+
+
+def test_an_omitted_timeout_is_the_engines_default() -> None:
+    with kvzc.Engine(default_timeout=0.05) as engine:
+        assert engine.default_timeout == 0.05
+        start = time.monotonic()
+        with pytest.raises(kvzc.TimedOut):
+            engine.arrivals.wait(b"never")
+        assert time.monotonic() - start < 2
+
+
+def test_wait_returns_those_that_have_ended(engine: kvzc.Engine, small: Any) -> None:
+    transfers = [engine.put(ONES, small) for _ in range(5)]
+    assert kvzc.wait(each for each in transfers) == transfers
+    assert kvzc.wait(transfers, return_when="first") == transfers
+    assert kvzc.wait([]) == []
+    assert kvzc.wait(iter(()), 0, "first") == []
+    assert kvzc.wait((transfers[0], transfers[0])) == [transfers[0]] * 2
+    with pytest.raises(ValueError, match="'all' or 'first'"):
+        kvzc.wait(transfers, return_when="any")
+    for wrong in (5, [5], [None]):
+        with pytest.raises((TypeError, RuntimeError)):
+            kvzc.wait(wrong)  # type: ignore[arg-type]
+
+
+def test_wait_for_the_first_does_not_wait_for_the_rest(large: Any) -> None:
+    """COMP-15: one slow transfer hides no finished one."""
+    with kvzc.Engine(default_timeout=20) as engine, engine.register(large) as region:
+        quick = kvzc.empty(8, "uint8")
+        with engine.register(quick) as other:
+            engine.connect(other.handle())
+            slow = engine.put(np.ones(LARGE, np.uint8), region.handle())
+            fast = engine.put(ONES, other.handle())
+            first = kvzc.wait([slow, fast], return_when="first")
+            assert fast in first
+            slow.wait()
+
+
+def test_wait_raises_the_first_error_and_the_others_end_too(
+    engine: kvzc.Engine, small: Any
+) -> None:
+    with engine.register(torch.zeros(8, dtype=torch.uint8)) as private:
+        good, bad = engine.put(ONES, small), engine.put(ONES, private.handle())
+        with pytest.raises(kvzc.TransportUnavailable):
+            kvzc.wait([good, bad])
+        assert good.done
+        assert bad.done
+        assert isinstance(bad.error, kvzc.TransportUnavailable)
+        for _ in range(2):  # The end is one and stays.
+            with pytest.raises(kvzc.TransportUnavailable):
+                bad.wait(0)
+        assert kvzc.wait([good]) == [good]
+
+
+def test_two_threads_may_wait_for_one_transfer(large: Any) -> None:
+    """COMP-16."""
+    with kvzc.Engine(default_timeout=20) as engine, engine.register(large) as region:
+        transfer = engine.put(np.full(LARGE, 9, np.uint8), region.handle())
+        ends: list[Any] = []
+        waiters = [threading.Thread(target=lambda: ends.append(transfer.wait())) for _ in range(4)]
+        for waiter in waiters:
+            waiter.start()
+        for waiter in waiters:
+            waiter.join(20)
+        assert ends == [None] * 4
+        assert (large == 9).all()
+
+
+# ---- several at once ----
+
+
+def test_put_many_is_one_transfer(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty((4, 8), "uint8")
+    other = kvzc.empty(3, "float32")
+    with engine.register({"a": cache, "b": other}) as region:
+        handle = region.handle()
+        pairs = [
+            (ONES, handle["a", 0]),
+            (np.full((2, 8), 2, np.uint8), handle["a", [3, 1]]),
+            (torch.full((3,), 4.0), handle["b"]),
+        ]
+        transfer = engine.put_many((pair for pair in pairs), notify=b"all", label="x")
+        transfer.wait()
+        assert transfer.nbytes == 8 + 16 + 12
+        assert transfer.label == "x"
+        assert engine.arrivals.wait(b"all").error is None
+        assert engine.stats()["arrivals_arrived"] == 1
+    assert cache.tolist() == [[1] * 8, [2] * 8, [0] * 8, [2] * 8]
+    assert other.tolist() == [4.0] * 3
+
+
+def test_put_many_refuses_targets_that_share_bytes(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty(16, "uint8")
+    with engine.register({"a": cache, "b": cache[4:12]}) as region:
+        handle = region.handle()
+        for one, two in [
+            (handle["a", :8], handle["a", :8]),
+            (handle["a", :8], handle["a", 7:15]),
+            (handle["a", :8], handle["b"]),
+            (handle["a", ::2], handle["b"]),
+            (handle["a", [0, 4, 8, 15]], handle["a", [1, 2, 3, 15]]),
+        ]:
+            pairs = [
+                (np.ones(one.shape, np.uint8), one),
+                (np.ones(two.shape, np.uint8), two),
+            ]
+            with pytest.raises(kvzc.InvalidArgument, match="share bytes"):
+                engine.put_many(pairs)
+        assert not cache.any()
+        # Interleaved and disjoint is fine.
+        engine.put_many([(ONES, handle["a", ::2]), (ONES * 2, handle["a", 1::2])]).wait()
+    assert cache.tolist() == [1, 2] * 8
+
+
+def test_put_many_takes_one_handle(engine: kvzc.Engine, small: Any) -> None:
+    other = engine.register(kvzc.empty(8, "uint8"))
+    with pytest.raises(kvzc.InvalidArgument, match="one handle"):
+        engine.put_many([(ONES, small), (ONES, other.handle())])
+    other.close()
+    again = kvzc.RemoteHandle.from_bytes(small.to_bytes())
+    engine.put_many([(ONES[:4], small[:4]), (ONES[4:], again[4:])]).wait()
+
+
+def test_put_many_of_nothing_or_of_nonsense_is_refused(engine: kvzc.Engine, small: Any) -> None:
+    with pytest.raises(kvzc.InvalidArgument, match="nothing"):
+        engine.put_many([])
+    for wrong in (
+        [ONES],
+        [(ONES,)],
+        [(ONES, small, 1)],
+        [(small, ONES)],
+        [(ONES, ONES)],
+        5,
+        ["ab"],
+    ):
+        with pytest.raises(TypeError):
+            engine.put_many(wrong)  # type: ignore[arg-type]
+
+
+def test_a_refused_put_posts_nothing(engine: kvzc.Engine) -> None:
+    """COMP-06, COMP-08: no byte, no tag, no counter."""
+    cache = kvzc.empty((2, 8), "uint8")
+    with engine.register(cache) as region:
+        handle = region.handle()
+        engine.connect(handle)
+        for pairs in (
+            [(ONES, handle[0]), (ONES[:4], handle[1])],
+            [(ONES, handle[0]), (ONES, handle[0])],
+        ):
+            with pytest.raises(kvzc.Error):
+                engine.put_many(pairs, notify=b"t")
+        time.sleep(0.05)
+        assert engine.arrivals.poll() == []
+        assert engine.stats()["transfers_running"] == 0
+    assert not cache.any()
+
+
+def test_a_put_from_the_same_bytes_is_refused_or_does_nothing_wrong(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty(16, "uint8")
+    cache[:] = np.arange(16)
+    with engine.register(cache) as region:
+        handle = region.handle()
+        engine.put(cache[:8], handle[8:]).wait()
+        assert cache.tolist() == [*range(8), *range(8)]
+        for source, target in [
+            (cache, handle),
+            (cache[:8], handle[4:12]),
+            (cache[4:12], handle[:8]),
+            (cache[::-1], handle),
+            (region[[0, 1, 2]], handle[[2, 3, 4]]),
+        ]:
+            with pytest.raises(kvzc.InvalidArgument, match="overlap"):
+                engine.put(source, target).wait()
+        assert cache.tolist() == [*range(8), *range(8)]
+
+
+def test_a_swap_inside_one_allocation_is_refused(engine: kvzc.Engine) -> None:
+    """The source of one pair is the target of another: what arrives would be a matter of luck."""
+    cache = kvzc.empty(16, "uint8")
+    cache[:] = np.arange(16)
+    with engine.register(cache) as region:
+        handle = region.handle()
+        pairs = [(cache[:8], handle[8:]), (cache[8:], handle[:8])]
+        with pytest.raises(kvzc.InvalidArgument, match="overlap"):
+            engine.put_many(pairs).wait()
+    assert cache.tolist() == list(range(16))
+
+
+def test_an_empty_view_is_done_and_notifies(engine: kvzc.Engine, small: Any) -> None:
+    transfer = engine.put(ONES[:0], small[:0], notify=b"nothing")
+    transfer.wait()
+    assert (transfer.nbytes, transfer.runs) == (0, 0)
+    assert engine.arrivals.wait(b"nothing").error is None
+    assert engine.put(ONES[:0], small[[]]).wait() is None
+
+
+# ---- arguments ----
+
+
+class Event:
+    def query(self) -> bool:
+        return True
+
+
+def test_after_takes_streams_events_lists_or_now(engine: kvzc.Engine, small: Any) -> None:
+    for right in (None, kvzc.NOW, Event(), [Event(), Event()], []):
+        engine.put(ONES, small, after=right).wait()
+    for wrong in (5, "now", [5], [Event(), None], object()):
+        with pytest.raises(TypeError, match="after="):
+            engine.put(ONES, small, after=wrong)
+    assert repr(kvzc.NOW) == "kvzc.NOW"
+
+
+def test_arguments_of_the_wrong_kind_say_what_is_right(engine: kvzc.Engine, small: Any) -> None:
+    with pytest.raises(TypeError, match=r"source.*target"):
+        engine.put(small, ONES)
+    with pytest.raises(TypeError, match="Remote"):
+        engine.put(ONES, ONES)
+    with pytest.raises(TypeError, match="bytes"):
+        engine.put(ONES, small, notify="text")
+    with pytest.raises(TypeError):
+        engine.put(ONES, small, b"tag")  # type: ignore[misc]
+
+
+def test_module_functions_act_on_the_default_engine() -> None:
+    cache = kvzc.empty(8, "uint8")
+    with kvzc.register(cache) as region:
+        handle = region.handle()
+        assert handle.engine == kvzc.default_engine().name
+        assert kvzc.connect(handle).name == handle.engine
+        kvzc.put(ONES, handle, notify=b"m").wait()
+        kvzc.put_many([(ONES, handle)], notify=b"m").wait()
+        assert len(kvzc.arrivals.wait(b"m", 2)) == 2
+    kvzc.default_engine().close()
+    assert not kvzc.default_engine().closed
+
+
+def test_use_of_a_closed_engine_is_an_error() -> None:
+    cache = kvzc.empty(8, "uint8")
+    with kvzc.Engine() as other, other.register(cache) as region:
+        engine = kvzc.Engine()
+        handle = region.handle()
+        engine.close()
+        engine.close()
+        assert engine.closed
+        for use in (
+            lambda: engine.register(cache),
+            lambda: engine.put(ONES, handle),
+            lambda: engine.put_many([(ONES, handle)]),
+            lambda: engine.connect(handle),
+            lambda: engine.arrivals.wait(b"x"),
+            lambda: engine.arrivals.poll(),
+            lambda: engine.arrivals.forget(b"x"),
+            lambda: engine.arrivals.fileno(),
+        ):
+            with pytest.raises(kvzc.Closed):
+                use()
+
+
+# ---- pushing back ----
+
+
+def full_inbox(state: State, depth: int) -> str:
+    state.engine = kvzc.Engine(arrival_depth=depth)
+    state.cache = kvzc.empty(8, "uint8")
+    state.region = state.engine.register(state.cache)
+    text: str = state.region.handle().to_text()
+    return text
+
+
+def poll_after(state: State, seconds: float) -> tuple[list[bytes], list[int]]:
+    time.sleep(seconds)
+    return [each.tag for each in state.engine.arrivals.poll(2)], state.cache.tolist()
+
+
+def all_tags(state: State, count: int) -> list[bytes]:
+    out: list[bytes] = []
+    until(lambda: out.extend(a.tag for a in state.engine.arrivals.poll()) or len(out) >= count)
+    time.sleep(0.05)
+    out.extend(each.tag for each in state.engine.arrivals.poll())
+    return out
+
+
+def test_a_full_inbox_pushes_the_sender_back_and_drops_nothing(peer: Peer) -> None:
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 4))
+    with kvzc.Engine(default_timeout=5) as engine:
+        for i in range(4):
+            engine.put(ONES * i, handle, notify=b"%d" % i).wait()
+        running = engine.stats()["transfers_running"]
+        start = time.monotonic()
+        with pytest.raises(kvzc.WouldBlock, match="inbox"):
+            engine.put(ONES * 99, handle, notify=b"no", accept_timeout=0)
+        assert time.monotonic() - start < 1
+        start = time.monotonic()
+        with pytest.raises(kvzc.TimedOut, match="nothing was posted"):
+            engine.put(ONES * 99, handle, notify=b"no", accept_timeout=0.3)
+        assert 0.25 < time.monotonic() - start < 3
+        assert engine.stats()["transfers_running"] == running
+        engine.put(ONES * 7, handle).wait()  # Without a tag there is no need of room.
+
+        # The receiver polls, and the sender that waits goes on.
+        peer.start(poll_after, 0.3)
+        start = time.monotonic()
+        engine.put(ONES * 8, handle, notify=b"4", accept_timeout=10).wait()
+        assert time.monotonic() - start > 0.2
+        assert peer.result() == ([b"0", b"1"], [7] * 8)
+        engine.put(ONES * 9, handle, notify=b"5", accept_timeout=5).wait()
+        assert peer.call(all_tags, 4) == [b"2", b"3", b"4", b"5"]
+
+
+def test_the_own_inbox_pushes_back_too_and_a_poll_in_another_thread_frees_it() -> None:
+    with kvzc.Engine(arrival_depth=4, default_timeout=10) as engine:
+        region = engine.register(kvzc.empty(8, "uint8"))
+        handle = region.handle()
+        for _ in range(4):
+            engine.put(ONES, handle, notify=b"t").wait()
+        with pytest.raises(kvzc.WouldBlock):
+            engine.put(ONES, handle, notify=b"t", accept_timeout=0)
+        timer = threading.Timer(0.2, lambda: engine.arrivals.wait(b"t", 3))
+        timer.start()
+        engine.put(ONES, handle, notify=b"t").wait()
+        timer.join()
+        assert len(engine.arrivals.wait(b"t", 2)) == 2
+
+
+def test_a_transfer_that_waits_for_room_ends_when_its_engine_closes() -> None:
+    """It was accepted before the connection stood, so nobody could tell that the inbox was full."""
+    with kvzc.Engine(arrival_depth=1) as owner:
+        region = owner.register(kvzc.empty(8, "uint8"))
+        writer = kvzc.Engine(default_timeout=4)
+        transfers = [writer.put(ONES, region.handle(), notify=b"t") for _ in range(3)]
+        transfers[0].wait()
+        start = time.monotonic()
+        writer.close()
+        assert time.monotonic() - start < 2
+        assert all(transfer.done for transfer in transfers)
+
+
+def test_a_transfer_that_waits_for_room_ends_when_its_handle_is_revoked() -> None:
+    with kvzc.Engine(arrival_depth=1) as owner:
+        region = owner.register(kvzc.empty(8, "uint8"))
+        with kvzc.Engine(default_timeout=4) as writer:
+            transfers = [writer.put(ONES, region.handle(), notify=b"t") for _ in range(3)]
+            transfers[0].wait()
+            region.close()
+            with pytest.raises(kvzc.Revoked):
+                transfers[2].wait()
+
+
+def test_no_more_transfers_run_than_the_engine_was_made_for(large: Any) -> None:
+    """COMP-09, COMP-10: every accepted one is done exactly once."""
+    with kvzc.Engine(max_transfers=4, default_timeout=20) as engine:
+        region = engine.register(large)
+        handle = region.handle()
+        engine.connect(handle)
+        source = np.arange(MIB, dtype=np.uint32).view(np.uint8)
+        blocked = 0
+        transfers = []
+        for i in range(20):
+            target = handle[4 * MIB * i : 4 * MIB * (i + 1)]
+            try:
+                transfer = engine.put(source, target, accept_timeout=0)
+            except kvzc.WouldBlock:
+                blocked += 1
+                transfer = engine.put(source, target)
+            transfers.append(transfer)
+            assert engine.stats()["transfers_running"] <= 4
+        kvzc.wait(transfers)
+        assert blocked > 0
+        assert engine.stats()["transfers_done"] == 21  # With the connect().
+        assert (large[: 80 * MIB].reshape(20, -1) == source).all()
+
+
+# ---- cancelling ----
+
+
+def test_nothing_lands_after_cancel_returned(large: Any) -> None:
+    with kvzc.Engine(default_timeout=20) as engine, engine.register(large) as region:
+        source = np.full(LARGE, 5, np.uint8)
+        engine.connect(region.handle())
+        cancelled = 0
+        for round_ in range(20):
+            large[:] = 0
+            transfer = engine.put(source, region.handle(), notify=b"%d" % round_)
+            time.sleep(0.0005 * (round_ % 5))
+            transfer.cancel()
+            large[:] = 1  # What another request would do with the memory.
+            assert transfer.quiet
+            assert transfer.done
+            time.sleep(0.002)
+            assert (large == 1).all()
+            arrival = engine.arrivals.wait(b"%d" % round_)
+            if transfer.error is None:
+                assert arrival.error is None
+                continue
+            cancelled += 1
+            assert isinstance(transfer.error, kvzc.Cancelled)
+            assert isinstance(arrival.error, kvzc.Cancelled)
+            with pytest.raises(kvzc.Cancelled):
+                transfer.wait()
+        assert cancelled > 0
+        assert engine.stats()["transfers_cancelled"] == cancelled
+        assert engine.stats()["transfers_running"] == 0
+
+
+def test_cancelling_what_is_done_changes_nothing(engine: kvzc.Engine, small: Any) -> None:
+    transfer = engine.put(ONES, small)
+    transfer.wait()
+    transfer.cancel()
+    transfer.cancel(0)
+    assert transfer.error is None
+
+
+def test_a_transfer_that_waits_for_a_connection_can_be_cancelled() -> None:
+    """The owner is stopped, which is not death."""
+    with Peer() as owner:
+        handle = kvzc.RemoteHandle.from_text(owner.call(full_inbox, 4))
+        owner.signal(signal.SIGSTOP)
+        with kvzc.Engine() as engine:
+            transfer = engine.put(ONES, handle)
+            with pytest.raises(kvzc.TimedOut):
+                transfer.wait(0.2)
+            assert not transfer.done
+            assert transfer.transport is None
+            assert transfer.done_ns is None
+            assert transfer.error is None
+            transfer.cancel(5)
+            assert isinstance(transfer.error, kvzc.Cancelled)
+            owner.signal(signal.SIGCONT)
+            engine.put(ONES * 2, handle).wait(10)
+            assert owner.call(poll_after, 0)[1] == [2] * 8
+
+
+# ---- the interpreter goes on ----
+
+CTRL_C = """
+import sys, time
+import kvzc
+import numpy as np
+{setup}
+try:
+    start = time.monotonic()
+    print("waiting", flush=True)
+    {wait}
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "wait"),
+    [
+        ("", "kvzc.arrivals.wait(b'never', timeout=float('inf'))"),
+        (
+            "e = kvzc.Engine(arrival_depth=1)\n"
+            "h = e.register(kvzc.empty(8, 'uint8'))\nh0 = h.handle()\n"
+            "e.put(np.ones(8, np.uint8), h0, notify=b't').wait()",
+            "e.put(np.ones(8, np.uint8), h0, notify=b't', accept_timeout=float('inf'))",
+        ),
+    ],
+    ids=["arrivals", "put"],
+)
+def test_ctrl_c_ends_a_wait(setup: str, wait: str) -> None:
+    ended = run_script(CTRL_C.format(setup=setup, wait=wait), signal_at=("waiting", signal.SIGINT))
+    assert ended.status == 0, ended.errors
+    word, seconds = ended.output.split()[1:]
+    assert word == "interrupted"
+    assert float(seconds) < 0.5
+
+
+class Counter:
+    """A Python thread that counts as long as it gets the GIL."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.longest = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._stop.is_set():
+            self.count += 1
+            now = time.monotonic()
+            self.longest = max(self.longest, now - last)
+            last = now
+            time.sleep(0.0005)
+
+    def __enter__(self) -> "Counter":
+        self._thread.start()
+        until(lambda: self.count > 3)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_other_threads_run_during_a_long_wait(engine: kvzc.Engine) -> None:
+    with Counter() as counter:
+        before = counter.count
+        with pytest.raises(kvzc.TimedOut):
+            engine.arrivals.wait(b"never", timeout=0.5)
+        assert counter.count - before > 50
+
+
+def test_other_threads_run_during_large_copies(large: Any) -> None:
+    with kvzc.Engine(default_timeout=20) as engine, engine.register(large) as region:
+        source = np.ones(LARGE, np.uint8)
+        handle = region.handle()
+        with Counter() as counter:
+            until_s = time.monotonic() + 1
+            before = counter.count
+            copies = 0
+            while time.monotonic() < until_s:
+                engine.put(source, handle).wait()
+                copies += 1
+            assert copies > 1
+            # Were the GIL held for a copy, the thread would run about once per copy.
+            assert counter.count - before > 3 * copies
+
+
+def test_a_wait_takes_no_processor_time(engine: kvzc.Engine) -> None:
+    before = time.process_time()
+    with pytest.raises(kvzc.TimedOut):
+        engine.arrivals.wait(b"never", timeout=1)
+    assert time.process_time() - before < 0.3
+
+
+def test_many_threads_put_at_once(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty((8, 1000), "int64")
+    with engine.register(cache) as region:
+        handle = region.handle()
+
+        def work(row: int) -> None:
+            for i in range(200):
+                engine.put(np.full(1000, 1000 * row + i), handle[row], notify=b"t%d" % row).wait()
+
+        workers = [threading.Thread(target=work, args=(row,)) for row in range(8)]
+        for worker in workers:
+            worker.start()
+        for row, worker in enumerate(workers):
+            worker.join(60)
+            assert len(engine.arrivals.wait(b"t%d" % row, 200)) == 200
+        assert (cache == 1000 * np.arange(8)[:, None] + 199).all()
+        assert engine.stats()["transfers_done"] == 1600
+
+
+def test_a_hundred_thousand_runs_are_one_put(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty((100_000, 2), "int32")
+    with engine.register(cache) as region:
+        transfer = engine.put(np.arange(100_000, dtype=np.int32), region.handle()[:, 1])
+        transfer.wait()
+        assert transfer.runs == 100_000
+    assert (cache[:, 1] == np.arange(100_000)).all()
+    assert not cache[:, 0].any()
