@@ -694,3 +694,13 @@ def test_a_hundred_thousand_runs_are_one_put(engine: kvzc.Engine) -> None:
         assert transfer.runs == 100_000
     assert (cache[:, 1] == np.arange(100_000)).all()
     assert not cache[:, 0].any()
+
+
+def test_a_transfer_of_too_many_pieces_is_refused_before_its_list_eats_the_memory() -> None:
+    with kvzc.Engine() as engine:
+        side = 5000
+        region = engine.register(kvzc.empty((side, side), "uint8"))
+        source = np.zeros((side, side), np.uint8)
+        with pytest.raises(kvzc.LimitExceeded, match="contiguous"):
+            engine.put(source.T, region.handle())
+        engine.put(source, region.handle()).wait()

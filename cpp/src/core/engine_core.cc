@@ -24,6 +24,8 @@ constexpr std::int64_t kAcceptPauseNs = 100'000'000;
 constexpr std::size_t kMostHalfOpen = 128;
 constexpr std::size_t kMostLostPeers = 4096;
 constexpr std::size_t kMostStorages = 4096;
+// The list of runs of one transfer takes 24 bytes each: 400 MB.
+constexpr std::uint64_t kMostPieces = 1u << 24;
 // A waiting thread looks this long before it sleeps.
 constexpr std::int64_t kSpinNs = 20'000;
 
@@ -383,6 +385,7 @@ std::shared_ptr<Binding> EngineCore::binding_for(const RemoteView& view) {
 }
 
 Status EngineCore::fill(OperationSlot& slot, std::span<const PutItem> items) {
+  std::uint64_t pieces = 0;
   for (const PutItem& item : items) {
     Status same = check_same_layout(item.source->view, item.target->view);
     if (!same.is_ok()) return same;
@@ -392,12 +395,17 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const PutItem> items) {
       const TensorView& written = slot.direction == Direction::kPut ? remote : local;
       Status disjoint = check_no_overlap(written);
       if (!disjoint.is_ok()) return disjoint;
+      pieces += count_pieces(local, remote);
+      if (pieces > kMostPieces) {
+        return Status(Code::kLimitExceeded,
+                      "the transfer falls into more than " + std::to_string(kMostPieces) +
+                          " separate pieces, since no two neighbours of " + local.describe() +
+                          " are neighbours on both sides; make one side contiguous in the other's "
+                          "order first, or split it");
+      }
       const LocalStorage& storage = *item.source->memory->storages[local.storage];
       const auto first = static_cast<std::uint32_t>(slot.runs.size());
       cut_runs(local, storage.data, remote, slot.runs);
-      if (slot.runs.size() > UINT32_MAX / 2) {
-        return Status(Code::kLimitExceeded, "more than two billion runs in one transfer");
-      }
       const auto count = static_cast<std::uint32_t>(slot.runs.size()) - first;
       if (count == 0) continue;
       slot.segments.push_back({first, count, nullptr});
@@ -754,7 +762,7 @@ void EngineCore::start_binding(std::shared_ptr<Binding> binding) {
     }
   }
   // A connection that stands or is being made serves this grant too.
-  for (const auto& endpoint : endpoints_) {
+  for (const auto& endpoint : std::vector(endpoints_)) {
     if (endpoint->is_lost() || endpoint->peer_incarnation() != info.incarnation) continue;
     if (endpoint->is_server() && !endpoint->is_ready()) continue;
     endpoint->attach(std::move(binding));

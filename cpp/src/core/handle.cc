@@ -145,6 +145,7 @@ Result<std::vector<std::byte>> encode_handle(const HandleInfo& info) {
       return Status(Code::kInvalidArgument,
                     "a tensor's name has " + std::to_string(name.size()) + " bytes; 255 fit");
     }
+    if (!is_utf8(name)) return Status(Code::kInvalidArgument, "a tensor's name is not UTF-8");
     const auto [old_end, new_end] =
         std::mismatch(last_name.begin(), last_name.end(), name.begin(), name.end());
     const auto shared = static_cast<std::size_t>(new_end - name.begin());

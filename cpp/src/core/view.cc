@@ -415,16 +415,19 @@ class RunMerger {
   std::uint64_t remote_end_ = ~std::uint64_t{0};  // No run ends here.
 };
 
-}  // namespace
-
-void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
-              std::vector<Run>& runs) {
-  if (local.numel() == 0) return;
-  const std::int64_t item = dtype_nbytes(local.dtype);
-  std::int64_t local_at = local.offset;
-  std::int64_t remote_at = remote.offset;
-
+// Two views as one walk: pieces of `piece` bytes, one per position on the axes.
+struct Pairing {
   std::vector<PairedAxis> axes;
+  std::int64_t local_at;
+  std::int64_t remote_at;
+  std::int64_t piece;
+};
+
+// Requires: equal shapes and dtypes, at least one element.
+Pairing pair_up(const TensorView& local, const TensorView& remote) {
+  const std::int64_t item = dtype_nbytes(local.dtype);
+  Pairing out{{}, local.offset, remote.offset, item};
+  std::vector<PairedAxis>& axes = out.axes;
   axes.reserve(kTypicalAxes);
   for (std::size_t i = 0; i < local.axes.size(); ++i) {
     const Axis& a = local.axes[i];
@@ -432,15 +435,15 @@ void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& 
     PairedAxis axis{a.size, a.stride, b.stride, a.list ? a.list->data() : nullptr,
                     b.list ? b.list->data() : nullptr};
     if (axis.size == 1) {
-      local_at += axis.local(0);
-      remote_at += axis.remote(0);
+      out.local_at += axis.local(0);
+      out.remote_at += axis.remote(0);
       continue;
     }
     if (axis.is_regular()) {
       // Walked backwards on both sides is the same as forwards.
       if (axis.local_stride < 0 && axis.remote_stride < 0) {
-        local_at += (axis.size - 1) * axis.local_stride;
-        remote_at += (axis.size - 1) * axis.remote_stride;
+        out.local_at += (axis.size - 1) * axis.local_stride;
+        out.remote_at += (axis.size - 1) * axis.remote_stride;
         axis.local_stride = -axis.local_stride;
         axis.remote_stride = -axis.remote_stride;
       }
@@ -455,14 +458,30 @@ void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& 
     }
     axes.push_back(axis);
   }
-
-  std::int64_t piece = item;
   if (!axes.empty() && axes.back().is_regular() && axes.back().local_stride == item &&
       axes.back().remote_stride == item) {
-    piece = axes.back().size * item;
+    out.piece = axes.back().size * item;
     axes.pop_back();
   }
+  return out;
+}
 
+}  // namespace
+
+std::uint64_t count_pieces(const TensorView& local, const TensorView& remote) {
+  if (local.numel() == 0) return 0;
+  std::uint64_t count = 1;
+  for (const PairedAxis& axis : pair_up(local, remote).axes) {
+    count *= static_cast<std::uint64_t>(axis.size);
+  }
+  return count;
+}
+
+void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
+              std::vector<Run>& runs) {
+  if (local.numel() == 0) return;
+  const Pairing pairing = pair_up(local, remote);
+  const auto& [axes, local_at, remote_at, piece] = pairing;
   RunMerger merger(runs);
   if (axes.empty()) {
     merger.add(local_data + local_at, static_cast<std::uint64_t>(remote_at),

@@ -152,7 +152,7 @@ TEST(Handle, ComesBackAsItWas) {
   HandleInfo odd_names =
       info_of(View{{contiguous(DType::kUint8, {1}), contiguous(DType::kUint8, {1}),
                     contiguous(DType::kInt8, {1}), contiguous(DType::kInt8, {2})},
-                   {"", std::string(255, 'x'), "x", std::string("a\0b\xff", 4)}});
+                   {"", std::string(255, 'x'), "x", std::string("a\0b\xc3\xbf", 5)}});
   for (const HandleInfo& info : {single(), with_list(), layers_of_a_model(), empty, scalar, bare,
                                  deep, edge, one_in_a_group, odd_names}) {
     const std::vector<std::byte> bytes = must_encode(info);
@@ -160,6 +160,13 @@ TEST(Handle, ComesBackAsItWas) {
     ASSERT_TRUE(back.is_ok()) << back.status().to_string();
     expect_same(info, *back);
     EXPECT_EQ(must_encode(*back), bytes);
+  }
+}
+
+TEST(Handle, HasNamesInUtf8Only) {
+  for (const char* name : {"\xff", "a\xc3", "\xc0\x80", "\xed\xa0\x80", "\xf5\x80\x80\x80"}) {
+    const HandleInfo info = info_of(View{{contiguous(DType::kUint8, {1})}, {name}});
+    EXPECT_EQ(encode_handle(info).status().code(), Code::kInvalidArgument) << name;
   }
 }
 
