@@ -34,7 +34,12 @@ std::shared_ptr<PyEngine> make_engine(EngineOptions options, double default_time
 
 std::uint32_t user_id(py::handle user) {
   if (!py::isinstance<py::str>(user)) return user.cast<std::uint32_t>();
-  return py::module_::import("pwd").attr("getpwnam")(user).attr("pw_uid").cast<std::uint32_t>();
+  try {
+    return py::module_::import("pwd").attr("getpwnam")(user).attr("pw_uid").cast<std::uint32_t>();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_KeyError)) throw;
+    throw py::value_error("allow_users: there is no user '" + user.cast<std::string>() + "'");
+  }
 }
 
 using Shape = py::typing::Union<py::int_, py::typing::Tuple<py::int_, py::ellipsis>>;
@@ -218,6 +223,9 @@ void bind_engine(py::module_& module) {
              EngineOptions options;
              options.name = name.value_or("");
              options.transports = transports.value_or(std::vector<std::string>());
+             if (transports && transports->empty()) {
+               throw py::value_error("transports=[] leaves none; omit it for all there are");
+             }
              (void)deadline_of(default_timeout, 0);  // Refuses what is no time-out.
              if (!(arrival_ttl > 0) || !(connect_timeout > 0)) {
                throw py::value_error("arrival_ttl and connect_timeout are seconds, more than 0");

@@ -194,9 +194,9 @@ void bind_transfers(py::module_& module) {
       .def(
           "wait",
           [](const PyTransfer& self, const std::optional<double>& timeout) {
+            const std::int64_t deadline = deadline_of(timeout, self.owner->default_timeout);
             if (!self.transfer.has_ended()) {
-              wait_transfers({&self.transfer, 1}, WaitFor::kAll,
-                             deadline_of(timeout, self.owner->default_timeout));
+              wait_transfers({&self.transfer, 1}, WaitFor::kAll, deadline);
               release_waiting_objects();
             }
             check(self.transfer.status());

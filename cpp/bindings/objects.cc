@@ -31,10 +31,20 @@ int release_from_interpreter(void*) {
   return 0;
 }
 
+// PyGILState_Check() would do, but says yes on every thread once there was a subinterpreter.
+bool has_gil() {
+#if PY_VERSION_HEX >= 0x030d0000
+  PyThreadState* const current = PyThreadState_GetUnchecked();
+#else
+  PyThreadState* const current = _PyThreadState_UncheckedGet();
+#endif
+  return current != nullptr && current == PyGILState_GetThisThreadState();
+}
+
 void let_go(void* object) {
   auto* const self = static_cast<PyObject*>(object);
   if (!Py_IsInitialized()) return;  // The interpreter is gone, and the object with it.
-  if (PyGILState_Check() != 0) {
+  if (has_gil()) {
     Py_DECREF(self);
     return;
   }

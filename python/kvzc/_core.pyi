@@ -483,7 +483,7 @@ class Arrivals:
         self,
         tag: bytes,
         *,
-        peer: typing.Any = None,
+        peer: Peer = None,
         timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> Arrival:
         """
@@ -497,7 +497,7 @@ class Arrivals:
         tag: bytes,
         count: typing.SupportsInt | typing.SupportsIndex,
         *,
-        peer: typing.Any = None,
+        peer: Peer = None,
         timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> list[Arrival]:
         """

@@ -77,6 +77,8 @@ class Transfer {
   Status cancel(std::int64_t deadline_ns) const;
   // Does a share of the copying, if there is any to do, until about the deadline.
   void help(std::int64_t deadline_ns) const;
+  // Errors: kForkedEngine in a child made by fork().
+  Status usable_here() const;
   TransferState& state() const;
 
  private:

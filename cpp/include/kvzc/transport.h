@@ -228,9 +228,10 @@ class ChannelHalf {
   virtual ~ChannelHalf() = default;
   // Gives what the peer needs to build the other half. Called once.
   virtual Result<Blob> offer() = 0;
-  // Joins both halves. `kick` asks the peer's engine, by the control connection, to drain.
+  // Joins both halves. `kick` asks the peer's engine, by the control connection, to drain, and gives
+  // whether the question was sent; it may be called on any thread.
   virtual Result<std::unique_ptr<Channel>> join(Blob peer_offer, std::uint64_t peer_token,
-                                                void (*kick)(void*), void* kick_context) = 0;
+                                                bool (*kick)(void*), void* kick_context) = 0;
 };
 
 class Transport {

@@ -24,8 +24,9 @@ class FenceBoard {
   std::uint32_t slots() const {
     return static_cast<std::uint32_t>(memory_.nbytes() / sizeof(Epoch));
   }
-  // Requires: slot < slots().
+  // Gives an epoch at which no grant holds for a slot that does not exist: it may come from a peer.
   std::uint64_t epoch(std::uint32_t slot) const {
+    if (slot >= slots()) return ~std::uint64_t{0};
     return epochs()[slot].load(std::memory_order_seq_cst);
   }
   // Owner's side only.

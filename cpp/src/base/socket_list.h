@@ -27,6 +27,10 @@ class SocketList {
       if (place.compare_exchange_strong(expected, -1)) return;
     }
   }
+  // For when they are closed by others.
+  void forget_all() {
+    for (auto& place : places_) place.store(-1, std::memory_order_relaxed);
+  }
   void close_all() {
     for (auto& place : places_) {
       if (const int fd = place.exchange(-1); fd >= 0) ::close(fd);

@@ -66,12 +66,20 @@ std::vector<OperationSlot*> Binding::fail(Status why, Finality finality) {
   return std::exchange(waiting_, {});
 }
 
-bool Binding::withdraw(OperationSlot& operation) {
+bool Binding::withdraw(OperationSlot& operation, Code why) {
   std::lock_guard lock(mutex_);
   const auto at = std::find(waiting_.begin(), waiting_.end(), &operation);
   if (at == waiting_.end()) return false;
   waiting_.erase(at);
+  if (operation.has_tag && orphans_.size() < kMostWaiting) {
+    orphans_.push_back({operation.tag, why});
+  }
   return true;
+}
+
+std::vector<Binding::Orphan> Binding::take_orphans() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(orphans_, {});
 }
 
 }  // namespace kvzc

@@ -48,8 +48,16 @@ class Binding {
   // A final failure stays; another one lets the next operation try again.
   enum class Finality { kFinal, kRetry };
   std::vector<OperationSlot*> fail(Status why, Finality finality);
-  // Takes one waiting operation out, if it is still there. Thread: any.
-  bool withdraw(OperationSlot& operation);
+  // Takes one waiting operation out, if it is still there; its tag stays, and says `why`.
+  // Thread: any.
+  bool withdraw(OperationSlot& operation, Code why);
+
+  // A tag whose operation ended before it could be sent.
+  struct Orphan {
+    Tag tag;
+    Code code = Code::kOk;
+  };
+  std::vector<Orphan> take_orphans();
 
  private:
   enum class State { kNew, kResolving, kReady, kFailed };
@@ -60,6 +68,7 @@ class Binding {
   std::shared_ptr<const Resolved> resolved_;
   Status why_;
   std::vector<OperationSlot*> waiting_;
+  std::vector<Orphan> orphans_;
 };
 
 }  // namespace kvzc

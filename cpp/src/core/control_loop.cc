@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <system_error>
 
 #include "base/clock.h"
 
@@ -29,7 +30,14 @@ Status ControlLoop::start() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error&) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return Status(Code::kLimitExceeded,
+                  "no thread is left for an engine; raise the limit (ulimit -u, or the container's "
+                  "pids.max)");
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_setname_np(thread_.native_handle(), "kvzc-control");
   return Status::ok();
@@ -111,7 +119,9 @@ void ControlLoop::run() {
       const Handler handler = found->second;
       handler(events[static_cast<std::size_t>(i)].events);
     }
-    while (!timers_.empty() && timers_.begin()->first <= now_ns()) {
+    // The time is read once: a timer that sets itself again must not keep the descriptors waiting.
+    const std::int64_t now = now_ns();
+    while (!timers_.empty() && timers_.begin()->first <= now) {
       const Task task = std::move(timers_.begin()->second);
       timers_.erase(timers_.begin());
       task();

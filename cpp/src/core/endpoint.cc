@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::size_t kMostOutgoing = 16384;
+constexpr std::size_t kMostAttaching = 256;
 constexpr std::int64_t kConnectRetryNs = 5'000'000;
 
 // Roles of proofs; one side's never serves as the other's.
@@ -165,6 +166,7 @@ Status Endpoint::watch_socket() {
 }
 
 void Endpoint::on_events(std::uint32_t events) {
+  if (is_lost()) return wait_until_gone();
   if ((events & EPOLLOUT) != 0) flush();
   // As much as is there, but not for ever: other peers wait too.
   for (int messages = 0; messages < 64 && !is_lost(); ++messages) {
@@ -182,6 +184,33 @@ void Endpoint::on_events(std::uint32_t events) {
     }
     on_message(message.take());
   }
+  // A kick that met a full socket was not sent; what filled the socket was.
+  if (is_ready() && !is_lost()) drain();
+}
+
+void Endpoint::wait_until_gone() {
+  for (int messages = 0; messages < 64; ++messages) {
+    const Result<Message> message = receive_message(socket_.get());
+    if (message.is_ok() || message.status().code() == Code::kProtocol ||
+        message.status().code() == Code::kLimitExceeded) {
+      continue;  // Whatever it still says.
+    }
+    if (message.status().code() == Code::kWouldBlock) return;
+    break;
+  }
+  const std::shared_ptr<Endpoint> self = shared_from_this();
+  for (const auto& channel : channels_) {
+    if (channel) channel->lose(why(), PeerFate::kGone);
+  }
+  close_socket();
+  host_.endpoint_gone(*this);
+}
+
+void Endpoint::close_socket() {
+  host_.loop().unwatch(socket_.get());
+  host_.sockets().remove(socket_.get());
+  // Kicks may come from any thread: the number must not become another file's. Shut, not closed.
+  ::shutdown(socket_.get(), SHUT_RDWR);
 }
 
 void Endpoint::on_message(Message message) {
@@ -360,9 +389,9 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       Result<std::unique_ptr<Channel>> channel = halves_[i]->join(
           std::move(blob), reinterpret_cast<std::uint64_t>(this),
           [](void* self) {
-            // A full socket means that the peer's control thread has something to read anyway.
-            (void)send_message(static_cast<Endpoint*>(self)->socket_.get(), wire::encode_kick(),
-                               {});
+            return send_message(static_cast<Endpoint*>(self)->socket_.get(), wire::encode_kick(),
+                                {})
+                .is_ok();
           },
           this);
       if (!channel.is_ok()) return channel.status();
@@ -385,28 +414,35 @@ void Endpoint::become_ready() {
   door_.reset();
   is_ready_.store(true, std::memory_order_release);
   host_.endpoint_ready(*this);
-  if (first_) to_attach_.insert(to_attach_.begin(), std::exchange(first_, nullptr));
-  for (const auto& binding : std::exchange(to_attach_, {})) send_attach(binding);
+  if (first_) attach_queue_.push_back(std::exchange(first_, nullptr));
+  for (auto& binding : std::exchange(to_attach_, {})) attach_queue_.push_back(std::move(binding));
+  send_attaches();
 }
 
 // --- Grants and storages ---
 
 void Endpoint::attach(std::shared_ptr<Binding> binding) {
   if (stage_ == Stage::kReady) {
-    send_attach(binding);
+    attach_queue_.push_back(std::move(binding));
+    send_attaches();
   } else {
     to_attach_.push_back(std::move(binding));
   }
 }
 
-void Endpoint::send_attach(const std::shared_ptr<Binding>& binding) {
-  const HandleInfo& info = binding->info();
-  wire::Attach attach;
-  attach.request = next_request_++;
-  attach.grant_id = info.grant_id;
-  attach.proof = wire::prove(info.key, kAttachRole, session_, info.grant_id);
-  attaching_[attach.request] = binding;
-  send(wire::encode(attach));
+// As many at a time as the owner will answer without our reading.
+void Endpoint::send_attaches() {
+  while (!attach_queue_.empty() && attaching_.size() < kMostAttaching && !is_lost()) {
+    const std::shared_ptr<Binding> binding = std::move(attach_queue_.front());
+    attach_queue_.pop_front();
+    const HandleInfo& info = binding->info();
+    wire::Attach attach;
+    attach.request = next_request_++;
+    attach.grant_id = info.grant_id;
+    attach.proof = wire::prove(info.key, kAttachRole, session_, info.grant_id);
+    attaching_[attach.request] = binding;
+    send(wire::encode(attach));
+  }
 }
 
 Status Endpoint::on_attach(const wire::Attach& attach) {
@@ -549,10 +585,14 @@ void Endpoint::on_attached(const wire::Attached& attached) {
   auto resolved = std::make_shared<Binding::Resolved>();
   Status status = resolve(attached, *binding, resolved.get());
   if (status.is_ok()) {
-    std::erase_if(bound_, [](const auto& each) { return each.expired(); });
+    if (bound_.size() >= bound_sweep_) {
+      std::erase_if(bound_, [](const auto& each) { return each.expired(); });
+      bound_sweep_ = std::max<std::size_t>(64, 2 * bound_.size());
+    }
     bound_.push_back(binding);
   }
   host_.binding_answered(binding, std::move(status), std::move(resolved));
+  send_attaches();
 }
 
 void Endpoint::release_storage(std::uint64_t storage) {
@@ -610,6 +650,10 @@ Status Endpoint::refuse(Code code, std::string text) {
   return Status(code, std::move(text));
 }
 
+void Endpoint::turn_away(const std::string& why) {
+  lose(refuse(Code::kTimedOut, why), PeerFate::kUnknown);
+}
+
 void Endpoint::say_bye(const Status& why) {
   if (stop_writing(why, PeerFate::kUnknown)) {
     send(wire::encode(wire::Type::kBye, {why.code(), std::string(why.text())}));
@@ -645,24 +689,35 @@ void Endpoint::lose(Status why, PeerFate fate) {
   is_lost_.store(true, std::memory_order_release);
   const std::shared_ptr<Endpoint> self = shared_from_this();
   const bool is_quiet = stop_writing(why, fate);
-  if (socket_.is_valid()) {
-    host_.loop().unwatch(socket_.get());
-    host_.sockets().remove(socket_.get());
-  }
-  // The peer takes the end of the connection for the end of our writing.
+  // The peer takes the end of the connection for the end of our writing, so that must be true. And
+  // we wait for its end, unless it is known: until then it may still be writing.
+  const bool is_doubtful = fate == PeerFate::kUnknown && is_ready();
   if (socket_.is_valid() && is_quiet) {
-    // Kicks may come from any thread: the number must not become another file's. Shut, not closed.
-    ::shutdown(socket_.get(), SHUT_RDWR);
+    if (is_doubtful) {
+      ::shutdown(socket_.get(), SHUT_WR);
+      if (std::exchange(wants_write_, false)) host_.loop().change(socket_.get(), EPOLLIN);
+    } else {
+      close_socket();
+    }
   }
   outgoing_.clear();
   imports_.clear();
-  std::vector<std::shared_ptr<Binding>> bindings = std::exchange(to_attach_, {});
+  std::vector<std::shared_ptr<Binding>> bindings;
+  // What was refused is the grant that opened the connection; the others get another chance.
+  const bool only_first = first_ && !to_attach_.empty() &&
+                          (why.code() == Code::kRevoked || why.code() == Code::kBadHandle);
+  std::vector<std::shared_ptr<Binding>> others = std::exchange(to_attach_, {});
+  if (!only_first) std::move(others.begin(), others.end(), std::back_inserter(bindings));
   if (first_) bindings.push_back(std::exchange(first_, nullptr));
+  for (auto& binding : std::exchange(attach_queue_, {})) bindings.push_back(std::move(binding));
   for (auto& [request, binding] : std::exchange(attaching_, {})) bindings.push_back(binding);
   for (const auto& each : std::exchange(bound_, {})) {
     if (auto binding = each.lock()) bindings.push_back(std::move(binding));
   }
-  host_.endpoint_lost(*this, bindings);
+  host_.endpoint_lost(*this, bindings, fate);
+  if (only_first) {
+    for (auto& binding : others) host_.start_binding(std::move(binding));
+  }
 }
 
 }  // namespace kvzc

@@ -42,7 +42,12 @@ class EndpointHost {
   virtual void endpoint_ready(Endpoint& endpoint) = 0;
   // It never will again; `bindings` are those that used it or waited for it.
   virtual void endpoint_lost(Endpoint& endpoint,
-                             std::span<const std::shared_ptr<Binding>> bindings) = 0;
+                             std::span<const std::shared_ptr<Binding>> bindings,
+                             PeerFate fate) = 0;
+  // One that was lost without being gone is gone now.
+  virtual void endpoint_gone(Endpoint& endpoint) = 0;
+  // Finds or makes a road for a grant.
+  virtual void start_binding(std::shared_ptr<Binding> binding) = 0;
   // The owner's answer about a grant: how to use it, or why it cannot be used (any more).
   virtual void binding_answered(const std::shared_ptr<Binding>& binding, Status status,
                                 std::shared_ptr<const Binding::Resolved> resolved) = 0;
@@ -81,6 +86,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Says goodbye and closes.
   void say_bye(const Status& why);
   void lose(Status why, PeerFate fate);
+  // Refuses whoever is at the other end, before the handshake has ended.
+  void turn_away(const std::string& why);
   std::int64_t handshake_deadline_ns() const { return handshake_deadline_ns_; }
   // Whom it is meant to reach, or was reached by. Requires: the handshake has got that far.
   const Incarnation& peer_incarnation() const { return peer_incarnation_; }
@@ -99,6 +106,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Status watch_socket();
   void on_events(std::uint32_t events);
   void on_message(Message message);
+  // Reads on until the lost peer has let go of the connection too.
+  void wait_until_gone();
+  void close_socket();
   Status handle(wire::Type type, std::span<const std::byte> body, std::vector<OwnedFd> fds);
 
   Status on_hello(const wire::Hello& hello);
@@ -115,7 +125,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Status make_offers(std::vector<wire::Offer>* offers, std::vector<OwnedFd>* fds);
   Status join_offers(const std::vector<wire::Offer>& offers, std::vector<OwnedFd> fds);
   void become_ready();
-  void send_attach(const std::shared_ptr<Binding>& binding);
+  void send_attaches();
   Status send_storage(const LocalStorage& storage);
   Status resolve(const wire::Attached& attached, const Binding& binding, Binding::Resolved* out);
   void send(std::vector<std::byte> bytes, std::vector<OwnedFd> fds = {});
@@ -151,10 +161,12 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::vector<std::unique_ptr<ChannelHalf>> halves_;
   std::shared_ptr<Binding> first_;
   std::vector<std::shared_ptr<Binding>> to_attach_;
+  std::deque<std::shared_ptr<Binding>> attach_queue_;
   std::unordered_map<std::uint32_t, std::shared_ptr<Binding>> attaching_;
   std::uint32_t next_request_ = 1;
   std::unordered_map<std::uint64_t, Import> imports_;
   std::vector<std::weak_ptr<Binding>> bound_;
+  std::size_t bound_sweep_ = 64;
   std::unordered_set<std::uint64_t> exported_;
 };
 

@@ -55,6 +55,8 @@ Status Transfer::wait(std::int64_t deadline_ns) const {
   return wait_for({this, 1}, WaitFor::kAll, deadline_ns);
 }
 
+Status Transfer::usable_here() const { return core_->usable_here(); }
+
 Status Transfer::cancel(std::int64_t deadline_ns) const {
   return core_->cancel(*slot_, deadline_ns);
 }
@@ -109,6 +111,10 @@ Status still_running() {
 }  // namespace
 
 Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns) {
+  // In a forked child a transfer never ends, and its copying is the parent's business.
+  for (const Transfer& transfer : transfers) {
+    if (Status here = transfer.usable_here(); !here.is_ok()) return here;
+  }
   const auto has_ended = [](const Transfer& transfer) { return transfer.has_ended(); };
   if (what == WaitFor::kFirst) {
     if (transfers.empty() || std::any_of(transfers.begin(), transfers.end(), has_ended)) {
@@ -129,6 +135,7 @@ Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t 
 }
 
 void Transfer::help(std::int64_t deadline_ns) const {
+  if (!core_->usable_here().is_ok()) return;
   Channel* channel = slot_->channel.load(std::memory_order_acquire);
   if (channel != nullptr) channel->help(*slot_, deadline_ns);
 }
@@ -165,7 +172,7 @@ std::string Region::path() const {
 }
 
 Status Region::close(std::int64_t deadline_ns) {
-  return core_->close_region(*record_, deadline_ns);
+  return core_->close_region(record_, deadline_ns);
 }
 
 void Region::close_later() { core_->close_region_later(record_); }

@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::int64_t kCreditRetryNs = 1'000'000;
+constexpr std::int64_t kMostCreditPauseNs = 20'000'000;
 constexpr std::int64_t kFirstRetryNs = 1'000'000;
 constexpr std::int64_t kAcceptPauseNs = 100'000'000;
 constexpr std::size_t kMostHalfOpen = 128;
@@ -31,6 +32,11 @@ constexpr std::int64_t kSpinNs = 20'000;
 
 Status closed() {
   return Status(Code::kClosed, "the engine is closed; make another one");
+}
+
+// A shortage passes; asked again, it may go well.
+bool may_change(Code code) {
+  return code == Code::kTimedOut || code == Code::kLimitExceeded || code == Code::kSystem;
 }
 
 Status region_closed() { return Status(Code::kClosed, "the region is closed"); }
@@ -46,12 +52,15 @@ EngineCore::EngineCore(EngineOptions options)
 
 EngineCore::~EngineCore() = default;
 
+Status EngineCore::usable_here() const {
+  if (!fork_guard_.is_forked_child()) return Status::ok();
+  return Status(Code::kForkedEngine,
+                "this engine was made before fork() and belongs to the parent process; make "
+                "another one here, or start the process with 'spawn'");
+}
+
 Status EngineCore::usable() const {
-  if (fork_guard_.is_forked_child()) {
-    return Status(Code::kForkedEngine,
-                  "this engine was made before fork() and belongs to the parent process; make "
-                  "another one here, or start the process with 'spawn'");
-  }
+  if (Status here = usable_here(); !here.is_ok()) return here;
   return is_closed_.load(std::memory_order_acquire) ? closed() : Status::ok();
 }
 
@@ -132,7 +141,7 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     end_waiting(closed());
   }
   for (const auto& record : regions) {
-    Status region = close_region(*record, deadline_ns);
+    Status region = close_region(record, deadline_ns);
     if (outcome.is_ok()) outcome = region;
   }
   loop_.post([this] {
@@ -145,12 +154,18 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   });
   loop_.stop();
   end_waiting(closed());
+  for (CreditWaiter& waiter : credit_waiters_) {
+    if (waiter.slot != nullptr) retire(*waiter.slot, closed());
+  }
+  credit_waiters_.clear();
   // Running copies have seen their channels lost by now and end with the next chunk.
   for (const auto& transport : transports_) transport->stop();
   doorbell_.ring();
   std::lock_guard tables(mutex_);
   if (has_arrivals_fd_) doorbell_.set_event();
   drained_ = std::make_shared<const Endpoints>();
+  doubtful_.clear();
+  sockets_.forget_all();
   return outcome;
 }
 
@@ -273,37 +288,49 @@ Result<HandleInfo> EngineCore::handle_of(RegionRecord& record) {
   return info;
 }
 
-Status EngineCore::fence_everywhere(std::span<const std::shared_ptr<const Grant>> grants,
+Status EngineCore::fence_everywhere(std::span<const FenceTicket> grants,
                                     std::int64_t deadline_ns) {
+  Endpoints endpoints;
+  {
+    std::lock_guard lock(mutex_);
+    endpoints = *drained_;
+    endpoints.insert(endpoints.end(), doubtful_.begin(), doubtful_.end());
+  }
   Status outcome = Status::ok();
-  const auto endpoints = drained();
-  for (const auto& endpoint : *endpoints) {
-    for (const auto& grant : grants) {
-      Status fenced = endpoint->fence(grant->fence, deadline_ns);
+  for (const FenceTicket& grant : grants) {
+    // One whose slot is in use again was fenced before.
+    if (fences_.epoch(grant.slot) != grant.epoch + 1) continue;
+    for (const auto& endpoint : endpoints) {
+      Status fenced = endpoint->fence(grant, deadline_ns);
       if (outcome.is_ok()) outcome = fenced;
     }
   }
   return outcome;
 }
 
-EngineCore::ClosingRegion EngineCore::begin_close(RegionRecord& record) {
+EngineCore::ClosingRegion EngineCore::begin_close(std::shared_ptr<RegionRecord> record) {
   ClosingRegion closing;
-  closing.id = record.id;
-  {
-    std::lock_guard lock(record.mutex);
-    closing.memory = std::exchange(record.memory, nullptr);
-    closing.grants.swap(record.grants);
-    record.whole.reset();
+  std::vector<std::shared_ptr<const Grant>> grants;
+  std::lock_guard lock(record->mutex);
+  closing.memory = std::exchange(record->memory, nullptr);
+  grants.swap(record->grants);
+  record->whole.reset();
+  for (const auto& grant : grants) {
+    grants_.revoke(*grant);
+    record->revoked.push_back(grant->fence);
   }
-  for (const auto& grant : closing.grants) grants_.revoke(*grant);
+  // Whoever closes it again, or at the same time, has the same to wait for.
+  closing.grants = record->revoked;
+  closing.record = std::move(record);
   return closing;
 }
 
 void EngineCore::finish_close(const ClosingRegion& closing, const Status& fenced) {
   // The slot of a grant that somebody may still be in is not used again.
   if (fenced.is_ok()) {
-    for (const auto& grant : closing.grants) grants_.retire(*grant);
+    for (const FenceTicket& grant : closing.grants) grants_.retire(grant);
   }
+  if (!closing.memory) return;  // Somebody else lets it go.
   std::vector<std::uint64_t> gone;
   for (const auto& storage : closing.memory->storages) {
     if (storages_.release(storage)) gone.push_back(storage->id);
@@ -317,17 +344,16 @@ void EngineCore::finish_close(const ClosingRegion& closing, const Status& fenced
   }
   std::shared_ptr<RegionRecord> keep;  // Let go of after the lock.
   std::lock_guard lock(mutex_);
-  const auto found = regions_.find(closing.id);
+  const auto found = regions_.find(closing.record->id);
   if (found != regions_.end()) {
     keep = std::move(found->second);
     regions_.erase(found);
   }
 }
 
-Status EngineCore::close_region(RegionRecord& record, std::int64_t deadline_ns) {
+Status EngineCore::close_region(std::shared_ptr<RegionRecord> record, std::int64_t deadline_ns) {
   if (fork_guard_.is_forked_child()) return usable();
-  const ClosingRegion closing = begin_close(record);
-  if (!closing.memory) return Status::ok();
+  const ClosingRegion closing = begin_close(std::move(record));
   const Status fenced = fence_everywhere(closing.grants, deadline_ns);
   finish_close(closing, fenced);
   return fenced;
@@ -337,7 +363,7 @@ void EngineCore::close_region_later(std::shared_ptr<RegionRecord> record) {
   if (fork_guard_.is_forked_child()) return;
   // When the loop has stopped the engine is closed, and so is the region.
   loop_.post([this, record = std::move(record)] {
-    ClosingRegion closing = begin_close(*record);
+    ClosingRegion closing = begin_close(record);
     if (closing.memory) try_finish_close(std::move(closing), kFirstRetryNs);
   });
 }
@@ -373,7 +399,10 @@ std::shared_ptr<Binding> EngineCore::binding_for(const RemoteView& view) {
       if (binding && !equal_in_constant_time(binding->info().key, handle.info.key)) binding.reset();
     }
     if (!binding) {
-      std::erase_if(bindings_, [](const auto& entry) { return entry.second.expired(); });
+      if (bindings_.size() >= bindings_sweep_) {
+        std::erase_if(bindings_, [](const auto& entry) { return entry.second.expired(); });
+        bindings_sweep_ = std::max<std::size_t>(64, 2 * bindings_.size());
+      }
       binding = std::make_shared<Binding>(handle.info);
       bindings_.emplace(key, binding);
     }
@@ -543,7 +572,7 @@ void EngineCore::abandon(OperationSlot* slot) {
 }
 
 Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const PutItem> items,
-                                        const PutOptions& options) {
+                                        const PutOptions& options, Purpose purpose) {
   Status status = usable();
   if (!status.is_ok()) return status;
   if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to put");
@@ -595,10 +624,23 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Put
     std::memcpy(slot->tag.bytes, options.notify->data(), options.notify->size());
   }
   status = usable();
-  if (status.is_ok()) status = fill(*slot, items);
+  if (status.is_ok()) {
+    try {
+      status = fill(*slot, items);
+    } catch (const std::bad_alloc&) {
+      status = Status(Code::kLimitExceeded,
+                      "no memory is left for the transfer's list of runs; put fewer at once");
+    }
+  }
   if (!status.is_ok()) {
     abandon(slot);
     return status;
+  }
+  if (slot->nbytes == 0 && !slot->has_tag && purpose == Purpose::kPut) {
+    // Nothing to move and nobody to tell.
+    Transfer transfer(shared_from_this(), slot);
+    retire(*slot, Status::ok());
+    return transfer;
   }
   std::shared_ptr<const Binding::Resolved> resolved;
   switch (binding->enter(*slot, &resolved, &status)) {
@@ -607,7 +649,7 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Put
       break;
     case Binding::Next::kStart:
       if (!loop_.post([this, binding] { start_binding(binding); })) {
-        if (binding->withdraw(*slot)) status = closed();
+        if (binding->withdraw(*slot, Code::kClosed)) status = closed();
       }
       break;
     case Binding::Next::kWait:
@@ -640,7 +682,7 @@ Result<Transfer> EngineCore::connect(const RemoteView& target) {
   const PutItem item{&nothing, &where};
   const Direction direction = target.handle->info.access == Access::kGet ? Direction::kGet
                                                                          : Direction::kPut;
-  return try_submit(direction, {&item, 1}, {});
+  return try_submit(direction, {&item, 1}, {}, Purpose::kConnect);
 }
 
 void EngineCore::wait_for_room(const RemoteView& target, const PutOptions& options,
@@ -694,10 +736,10 @@ void EngineCore::release(Operation& operation) {
 }
 
 Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
+  if (Status here = usable_here(); !here.is_ok()) return here;
   const Status cancelled(Code::kCancelled, "the transfer was cancelled");
   slot.fail(cancelled);
-  // One with a tag stays: its other side learns of the end as soon as it is reached.
-  if (!slot.has_tag && slot.binding->withdraw(slot)) {
+  if (slot.binding->withdraw(slot, Code::kCancelled)) {
     retire(slot, cancelled);
     return Status::ok();
   }
@@ -720,7 +762,7 @@ Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
 // --- Reaching peers (control thread) ---
 
 void EngineCore::on_connection() {
-  for (;;) {
+  for (int accepted = 0; accepted < 16; ++accepted) {
     Result<OwnedFd> socket = accept_from(listener_.get());
     if (!socket.is_ok()) {
       // Mostly no descriptor is left. Those who wait stay in the queue; looking again at once would
@@ -738,8 +780,8 @@ void EngineCore::on_connection() {
       if (endpoint->is_server() && !endpoint->is_ready()) half_open.push_back(endpoint);
     }
     if (half_open.size() >= kMostHalfOpen) {
-      half_open.front()->lose(
-          Status(Code::kTimedOut, "too many connections that say nothing"), PeerFate::kUnknown);
+      half_open.front()->turn_away(
+          "too many connections to the engine '" + options_.name + "' are half open; try again");
     }
     auto endpoint = std::make_shared<Endpoint>(
         *this, now_ns() + static_cast<std::int64_t>(options_.connect_timeout_seconds * 1e9));
@@ -803,7 +845,8 @@ void EngineCore::endpoint_ready(Endpoint& endpoint) {
 }
 
 void EngineCore::endpoint_lost(Endpoint& endpoint,
-                               std::span<const std::shared_ptr<Binding>> bindings) {
+                               std::span<const std::shared_ptr<Binding>> bindings,
+                               PeerFate fate) {
   const Status why = endpoint.why();
   const bool was_ready = endpoint.is_ready();
   {
@@ -811,58 +854,104 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
     auto list = std::make_shared<Endpoints>(*drained_);
     std::erase_if(*list, [&](const auto& each) { return each.get() == &endpoint; });
     drained_ = std::move(list);
+    if (was_ready && fate == PeerFate::kUnknown) doubtful_.push_back(endpoint.shared_from_this());
     // An incarnation that was reached and lost does not come back. Bounded, the table forgets
     // arbitrary ones: connecting to a lost peer fails anyway.
-    if (was_ready && !is_closed_.load(std::memory_order_acquire)) {
+    if (was_ready && !may_change(why.code()) && !is_closed_.load(std::memory_order_acquire)) {
       if (lost_peers_.size() >= kMostLostPeers) lost_peers_.erase(lost_peers_.begin());
       lost_peers_.emplace(endpoint.peer_incarnation(), why);
     }
   }
   std::erase_if(endpoints_, [&](const auto& each) { return each.get() == &endpoint; });
-  // What could change when asked again may be asked again.
-  const bool may_change = !was_ready && (why.code() == Code::kPeerLost ||
-                                         why.code() == Code::kTimedOut ||
-                                         why.code() == Code::kLimitExceeded ||
-                                         why.code() == Code::kSystem);
+  // A peer that was never reached may be there next time.
+  const bool may_retry = may_change(why.code()) || (!was_ready && why.code() == Code::kPeerLost);
   for (const auto& binding : bindings) {
     for (OperationSlot* slot : binding->fail(
-             why, may_change ? Binding::Finality::kRetry : Binding::Finality::kFinal)) {
+             why, may_retry ? Binding::Finality::kRetry : Binding::Finality::kFinal)) {
       retire(*slot, why);
     }
   }
-  // Those who wait for this peer's tags.
+  // Those who wait for room at this peer, and those who wait for its tags.
+  look_for_credits();
   doorbell_.ring();
+}
+
+void EngineCore::endpoint_gone(Endpoint& endpoint) {
+  std::shared_ptr<Endpoint> keep = endpoint.shared_from_this();  // Let go of after the lock.
+  std::lock_guard lock(mutex_);
+  std::erase(doubtful_, keep);
 }
 
 void EngineCore::binding_answered(const std::shared_ptr<Binding>& binding, Status status,
                                   std::shared_ptr<const Binding::Resolved> resolved) {
   if (!status.is_ok()) {
-    for (OperationSlot* slot : binding->fail(status, Binding::Finality::kFinal)) {
-      retire(*slot, status);
-    }
+    const auto finality = may_change(status.code()) ? Binding::Finality::kRetry
+                                                    : Binding::Finality::kFinal;
+    for (OperationSlot* slot : binding->fail(status, finality)) retire(*slot, status);
     return;
   }
-  for (OperationSlot* slot : binding->resolve(resolved)) dispatch_or_retry(*slot, resolved);
+  std::vector<OperationSlot*> slots = binding->resolve(resolved);
+  for (const Binding::Orphan& orphan : binding->take_orphans()) {
+    credit_waiters_.push_back({nullptr, orphan, resolved});
+  }
+  for (OperationSlot* slot : slots) credit_waiters_.push_back({slot, {}, resolved});
+  look_for_credits();
 }
 
-void EngineCore::dispatch_or_retry(OperationSlot& slot,
-                                   std::shared_ptr<const Binding::Resolved> resolved) {
+bool EngineCore::try_again(CreditWaiter& waiter) {
+  const auto has_sent = [&](const Tag& tag, Code code) {
+    Status credit = waiter.resolved->channel->take_credit(tag.nbytes);
+    if (credit.is_ok()) waiter.resolved->channel->send_tag(tag, code);
+    return credit.code() != Code::kWouldBlock;
+  };
+  if (waiter.slot == nullptr) return has_sent(waiter.orphan.tag, waiter.orphan.code);
+  OperationSlot& slot = *waiter.slot;
   Status status = slot.failure();
-  // While it waited for a credit the engine or the region may have closed.
+  // While it waited the engine or the region may have closed.
   if (status.is_ok() && is_closed_.load(std::memory_order_acquire)) status = closed();
   if (status.is_ok()) status = slot.binding->failure();
-  if (status.is_ok()) status = dispatch(slot, resolved);
-  if (status.is_ok()) return;
-  if (status.code() != Code::kWouldBlock) {
-    // The other side learns of it all the same, if there is room for the tag.
-    if (slot.has_tag && resolved->channel->take_credit(slot.tag.nbytes).is_ok()) {
-      resolved->channel->send_tag(slot.tag, status.code());
+  if (status.is_ok()) status = dispatch(slot, waiter.resolved);
+  if (status.is_ok()) return true;
+  if (status.code() == Code::kWouldBlock) return false;
+  // It ends now; its tag tells the other side so, when there is room for it.
+  waiter.orphan = {slot.tag, status.code()};
+  const bool has_tag = slot.has_tag;
+  waiter.slot = nullptr;
+  retire(slot, std::move(status));
+  return !has_tag || has_sent(waiter.orphan.tag, waiter.orphan.code);
+}
+
+// One timer for all of them, and one question per peer and look: many that wait for one slow peer
+// must not keep this thread from the others.
+void EngineCore::look_for_credits() {
+  std::unordered_set<const Channel*> full;
+  const std::size_t count = credit_waiters_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    CreditWaiter waiter = std::move(credit_waiters_.front());
+    credit_waiters_.pop_front();
+    const Channel* channel = waiter.resolved->channel;
+    const bool may_end = waiter.slot != nullptr &&
+                         (waiter.slot->has_failed() || is_closed_.load(std::memory_order_acquire) ||
+                          !waiter.slot->binding->failure().is_ok());
+    if ((full.contains(channel) && !may_end) || !try_again(waiter)) {
+      full.insert(channel);
+      credit_waiters_.push_back(std::move(waiter));
     }
-    retire(slot, std::move(status));
+  }
+  if (credit_waiters_.empty()) {
+    credit_pause_ns_ = 0;
     return;
   }
-  loop_.run_at(now_ns() + kCreditRetryNs, [this, &slot, resolved = std::move(resolved)] {
-    dispatch_or_retry(slot, resolved);
+  const bool is_running = credit_pause_ns_ != 0;
+  const bool has_progress = credit_waiters_.size() < count;
+  credit_pause_ns_ = has_progress || !is_running
+                         ? kCreditRetryNs
+                         : std::min(2 * credit_pause_ns_, kMostCreditPauseNs);
+  if (credit_timer_) return;
+  credit_timer_ = true;
+  loop_.run_at(now_ns() + credit_pause_ns_, [this] {
+    credit_timer_ = false;
+    look_for_credits();
   });
 }
 
@@ -946,7 +1035,10 @@ std::shared_ptr<void> EngineCore::expect_arrivals(std::string_view tag) {
   if (!usable().is_ok()) return nullptr;
   inbox_.begin_wait(tag);
   return std::shared_ptr<void>(nullptr, [self = shared_from_this(), tag = std::string(tag)](void*) {
-    if (!self->fork_guard_.is_forked_child()) self->inbox_.end_wait(tag);
+    if (self->fork_guard_.is_forked_child()) return;
+    self->inbox_.end_wait(tag);
+    // What it left may be polled now, and whoever sleeps on the descriptor has not heard of it.
+    if (self->inbox_.has_pollable()) self->doorbell_.set_event();
   });
 }
 
@@ -989,6 +1081,7 @@ int EngineCore::arrivals_fd() {
 }
 
 Status EngineCore::peer_status(const PeerInfo& peer) {
+  if (Status here = usable_here(); !here.is_ok()) return here;
   std::lock_guard lock(mutex_);
   const auto found = lost_peers_.find(peer.incarnation);
   return found == lost_peers_.end() ? Status::ok() : found->second;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,6 +33,7 @@ struct RegionRecord {
 
   std::mutex mutex;
   std::shared_ptr<const RegionMemory> memory;  // Null once closed.
+  std::vector<FenceTicket> revoked;  // What a close that ran out of time has to look at again.
   std::vector<std::shared_ptr<const Grant>> grants;
   std::shared_ptr<const Grant> whole;  // What handle() gives out.
 };
@@ -47,17 +49,21 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   Status start();
   Status close(std::int64_t deadline_ns);
   Status usable() const;
+  // As usable(), but a closed engine is still usable here.
+  Status usable_here() const;
 
   // --- Memory ---
   Result<Region> register_memory(std::span<const TensorSpec> tensors);
   Result<LocalView> find_or_borrow(const TensorSpec& tensor);
   Result<HandleInfo> handle_of(RegionRecord& record);
-  Status close_region(RegionRecord& record, std::int64_t deadline_ns);
+  Status close_region(std::shared_ptr<RegionRecord> record, std::int64_t deadline_ns);
   void close_region_later(std::shared_ptr<RegionRecord> record);
 
   // --- Transfers ---
+  // Whether a transfer without bytes may end before its peer is reached.
+  enum class Purpose { kPut, kConnect };
   Result<Transfer> try_submit(Direction direction, std::span<const PutItem> items,
-                              const PutOptions& options);
+                              const PutOptions& options, Purpose purpose = Purpose::kPut);
   Result<Transfer> connect(const RemoteView& target);
   void wait_for_room(const RemoteView& target, const PutOptions& options,
                      std::int64_t deadline_ns);
@@ -90,7 +96,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   bool is_allowed(std::uint32_t uid) const override;
   void endpoint_ready(Endpoint& endpoint) override;
   void endpoint_lost(Endpoint& endpoint,
-                     std::span<const std::shared_ptr<Binding>> bindings) override;
+                     std::span<const std::shared_ptr<Binding>> bindings, PeerFate fate) override;
+  void endpoint_gone(Endpoint& endpoint) override;
+  void start_binding(std::shared_ptr<Binding> binding) override;
   void binding_answered(const std::shared_ptr<Binding>& binding, Status status,
                         std::shared_ptr<const Binding::Resolved> resolved) override;
 
@@ -104,20 +112,28 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // A region whose grants are revoked and whose memory is not let go yet.
   struct ClosingRegion {
-    std::uint64_t id = 0;
-    std::vector<std::shared_ptr<const Grant>> grants;
+    std::shared_ptr<RegionRecord> record;
+    std::vector<FenceTicket> grants;
     std::shared_ptr<const RegionMemory> memory;  // Null: it was closed before.
   };
-  ClosingRegion begin_close(RegionRecord& record);
+  ClosingRegion begin_close(std::shared_ptr<RegionRecord> record);
   void finish_close(const ClosingRegion& closing, const Status& fenced);
 
   // Control thread.
   void try_finish_close(ClosingRegion closing, std::int64_t retry_ns);
   void on_connection();
-  void start_binding(std::shared_ptr<Binding> binding);
   void check_handshakes();
   void tick();
-  void dispatch_or_retry(OperationSlot& slot, std::shared_ptr<const Binding::Resolved> resolved);
+  // Something that waits for a credit: a transfer that was accepted before its peer was reached, or,
+  // without a slot, the tag of one that has ended.
+  struct CreditWaiter {
+    OperationSlot* slot = nullptr;
+    Binding::Orphan orphan;
+    std::shared_ptr<const Binding::Resolved> resolved;
+  };
+  // Posts, retires or sends; gives false when it must go on waiting.
+  bool try_again(CreditWaiter& waiter);
+  void look_for_credits();
   void end_waiting(const Status& why);
 
   // Any thread.
@@ -129,8 +145,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void abandon(OperationSlot* slot);
   void drain_all();
   std::shared_ptr<const Endpoints> drained() const;
-  Status fence_everywhere(std::span<const std::shared_ptr<const Grant>> grants,
-                          std::int64_t deadline_ns);
+  Status fence_everywhere(std::span<const FenceTicket> grants, std::int64_t deadline_ns);
 
   EngineOptions options_;
   Incarnation incarnation_{};
@@ -154,14 +169,20 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   OwnedFd listener_;
   std::vector<std::shared_ptr<Endpoint>> endpoints_;
   std::int64_t handshake_check_ns_ = 0;
+  std::deque<CreditWaiter> credit_waiters_;
+  std::int64_t credit_pause_ns_ = 0;  // 0: nobody waits.
+  bool credit_timer_ = false;
 
   // Shared by all threads.
   std::mutex close_mutex_;  // One close at a time.
-  mutable std::mutex mutex_;  // Guards the next six.
+  mutable std::mutex mutex_;  // Guards the next eight.
   std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_;
   std::uint64_t next_region_ = 1;
   std::multimap<std::pair<Incarnation, std::uint64_t>, std::weak_ptr<Binding>> bindings_;
+  std::size_t bindings_sweep_ = 64;  // Expired ones are swept when there are that many.
   std::shared_ptr<const Endpoints> drained_ = std::make_shared<const Endpoints>();
+  // Lost, but perhaps still writing: closing a region waits for them too.
+  Endpoints doubtful_;
   std::map<Incarnation, Status> lost_peers_;
   bool has_arrivals_fd_ = false;
 

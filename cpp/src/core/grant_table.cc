@@ -52,10 +52,12 @@ void GrantTable::revoke(const Grant& grant) {
   board_.set_epoch(grant.fence.slot, grant.fence.epoch + 1);
 }
 
-void GrantTable::retire(const Grant& grant) {
+void GrantTable::retire(FenceTicket grant) {
   std::lock_guard lock(mutex_);
-  board_.set_epoch(grant.fence.slot, grant.fence.epoch + 2);
-  free_slots_.push_back(grant.fence.slot);
+  // Two that closed at the same time both come here; the slot is free once.
+  if (board_.epoch(grant.slot) != grant.epoch + 1) return;
+  board_.set_epoch(grant.slot, grant.epoch + 2);
+  free_slots_.push_back(grant.slot);
 }
 
 std::size_t GrantTable::size() const {

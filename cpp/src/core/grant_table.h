@@ -35,7 +35,7 @@ class GrantTable {
   // Channel::fence(). Until retire() its slot is not used again.
   void revoke(const Grant& grant);
   // Frees the slot of a revoked grant once no writer can be inside.
-  void retire(const Grant& grant);
+  void retire(FenceTicket grant);
   std::size_t size() const;
 
  private:

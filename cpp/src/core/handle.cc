@@ -5,6 +5,7 @@
 
 #include "base/bytes.h"
 #include "base/sha256.h"
+#include "base/utf8.h"
 
 namespace kvzc {
 namespace {
@@ -60,30 +61,6 @@ bool decode_layout(ByteReader& in, TensorView* tensor) {
     tensor->axes.push_back(std::move(axis));
   }
   return in.is_good();
-}
-
-// Names go to people and to Python, which take UTF-8 only (RFC 3629, without its finer points).
-bool is_utf8(std::string_view text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    const std::size_t length = lead < 0x80                   ? 1
-                               : lead >= 0xc2 && lead < 0xe0 ? 2
-                               : lead >= 0xe0 && lead < 0xf0 ? 3
-                               : lead >= 0xf0 && lead < 0xf5 ? 4
-                                                             : 0;
-    if (length == 0 || length > text.size() - i) return false;
-    std::uint32_t point = length == 1 ? lead : lead & (0x7fu >> length);
-    for (std::size_t j = 1; j < length; ++j) {
-      const auto next = static_cast<unsigned char>(text[i + j]);
-      if ((next & 0xc0) != 0x80) return false;
-      point = (point << 6) | (next & 0x3fu);
-    }
-    const bool is_overlong = (length == 3 && point < 0x800) || (length == 4 && point < 0x10000);
-    const bool is_surrogate = point >= 0xd800 && point < 0xe000;
-    if (is_overlong || is_surrogate || point > 0x10ffff) return false;
-    i += length;
-  }
-  return true;
 }
 
 Status damaged(const char* what) {

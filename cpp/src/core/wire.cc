@@ -1,6 +1,7 @@
 #include "core/wire.h"
 
 #include "base/bytes.h"
+#include "base/utf8.h"
 
 namespace kvzc::wire {
 namespace {
@@ -33,11 +34,20 @@ std::vector<std::byte> copy(std::span<const std::byte> bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
+// Names and reasons, which end up before people: a page at most, and readable.
+constexpr std::size_t kMaxTextBytes = 4096;
+
+std::string read_text(ByteReader& in) {
+  std::string text = in.text();
+  if (text.size() > kMaxTextBytes || !is_utf8(text)) in.fail();
+  return text;
+}
+
 std::vector<Offer> read_offers(ByteReader& in) {
   std::vector<Offer> out;
   for (std::size_t left = in.count(3); left > 0; --left) {
     Offer offer;
-    offer.transport = in.text();
+    offer.transport = read_text(in);
     offer.bytes = copy(in.blob());
     offer.fd_count = in.u8();
     out.push_back(std::move(offer));
@@ -165,7 +175,7 @@ Result<Hello> decode_hello(std::span<const std::byte> body) {
   out.to = in.array<16>();
   out.nonce = in.array<32>();
   out.grant_id = in.u64();
-  out.engine_name = in.text();
+  out.engine_name = read_text(in);
   if (std::memcmp(magic.data(), kMagic.data(), magic.size()) != 0) in.fail();
   return checked(in, std::move(out));
 }
@@ -176,7 +186,7 @@ Result<Challenge> decode_challenge(std::span<const std::byte> body) {
   out.version = in.u16();
   out.nonce = in.array<32>();
   out.proof = in.array<32>();
-  out.engine_name = in.text();
+  out.engine_name = read_text(in);
   return checked(in, std::move(out));
 }
 
@@ -199,7 +209,7 @@ Result<Refuse> decode_refuse(std::span<const std::byte> body) {
   ByteReader in(body);
   Refuse out;
   out.code = code_from_wire(in.u8());
-  out.text = in.text();
+  out.text = read_text(in);
   return checked(in, std::move(out));
 }
 
@@ -219,9 +229,9 @@ Result<Storage> decode_storage(std::span<const std::byte> body) {
   out.nbytes = in.u64();
   for (std::size_t left = in.count(5); left > 0; --left) {
     Road road;
-    road.transport = in.text();
+    road.transport = read_text(in);
     road.code = code_from_wire(in.u8());
-    road.text = in.text();
+    road.text = read_text(in);
     road.bytes = copy(in.blob());
     road.fd_count = in.u8();
     out.roads.push_back(std::move(road));
@@ -234,7 +244,7 @@ Result<Attached> decode_attached(std::span<const std::byte> body) {
   Attached out;
   out.request = in.u32();
   out.code = code_from_wire(in.u8());
-  out.text = in.text();
+  out.text = read_text(in);
   out.proof = in.array<32>();
   out.fence_slot = in.u32();
   out.fence_epoch = in.u64();

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <system_error>
 
 namespace kvzc::shm {
 namespace {
@@ -19,8 +20,9 @@ CopyPool::CopyPool(std::uint32_t threads, OperationSink& operations)
 
 void CopyPool::submit(Operation& operation) {
   std::unique_lock lock(mutex_);
-  if (is_stopping_) {
-    // There will be no thread for it any more.
+  if (!is_stopping_) start_threads();
+  if (is_stopping_ || threads_.empty()) {
+    // There is no thread for it: the caller is slower, but gets there.
     lock.unlock();
     operation.channel.load(std::memory_order_acquire)->help(operation, INT64_MAX);
     return;
@@ -28,22 +30,29 @@ void CopyPool::submit(Operation& operation) {
   // The queue's own reference: the operation may end, by a helper, before a thread gets to it.
   operations_.retain(operation);
   queue_.push_back(&operation);
-  if (threads_.size() < thread_count_) {
-    // Signals are for the program's own threads.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (threads_.size() < thread_count_) {
-      threads_.emplace_back([this] { run(); });
-      pthread_setname_np(threads_.back().native_handle(), "kvzc-copy");
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
   if (operation.chunks.size() > 1) {
     has_work_.notify_all();
   } else {
     has_work_.notify_one();
   }
+}
+
+// Gives as many threads as there may be: a limit on threads makes copies slower, no more.
+void CopyPool::start_threads() {
+  if (threads_.size() == thread_count_) return;
+  // Signals are for the program's own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    threads_.reserve(thread_count_);
+    while (threads_.size() < thread_count_) {
+      threads_.emplace_back([this] { run(); });
+      pthread_setname_np(threads_.back().native_handle(), "kvzc-copy");
+    }
+  } catch (const std::system_error&) {
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void CopyPool::run() {

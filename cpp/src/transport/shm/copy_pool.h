@@ -25,6 +25,8 @@ class CopyPool {
 
  private:
   void run();
+  // Requires: mutex_ is held.
+  void start_threads();
 
   const std::uint32_t thread_count_;
   OperationSink& operations_;

@@ -48,7 +48,7 @@ class BusyGuard {
 }  // namespace
 
 ShmChannel::ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerSide peer,
-                       std::uint64_t peer_token, void (*kick)(void*), void* kick_context)
+                       std::uint64_t peer_token, bool (*kick)(void*), void* kick_context)
     : host_(host),
       pool_(pool),
       outbox_(std::move(outbox)),
@@ -66,12 +66,16 @@ void ShmChannel::post(Operation& operation) {
   // Nobody may claim a chunk of a small operation: this thread does them all.
   operation.next_chunk.store(is_small ? count : 0, std::memory_order_relaxed);
   operation.chunks_left.store(count, std::memory_order_relaxed);
-  // Last: from here on waiters help.
-  operation.channel.store(this, std::memory_order_release);
   if (!is_small) {
+    // From the store on, waiters help: they may end the operation and drop it before this thread
+    // has queued it.
+    host_.operations.retain(operation);
+    operation.channel.store(this, std::memory_order_release);
     pool_.submit(operation);
+    host_.operations.release(operation);
     return;
   }
+  operation.channel.store(this, std::memory_order_release);
   for (const Chunk& chunk : operation.chunks) run_chunk(operation, chunk);
   finish(operation);
 }
@@ -233,9 +237,8 @@ void ShmChannel::send_tag(const Tag& tag, Code code) {
 // Nobody at the peer may be waiting or polling: its own thread then empties the ring into the
 // inbox. Asked for once per position of the head.
 void ShmChannel::kick_if_stuck(std::uint64_t head) {
-  if (shared_.kicked_head == head) return;
+  if (shared_.kicked_head == head || !kick_(kick_context_)) return;
   shared_.kicked_head = head;
-  kick_(kick_context_);
 }
 
 // --- Tags, target side ---

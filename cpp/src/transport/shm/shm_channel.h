@@ -37,7 +37,7 @@ struct PeerSide {
 class ShmChannel final : public Channel {
  public:
   ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerSide peer,
-             std::uint64_t peer_token, void (*kick)(void*), void* kick_context);
+             std::uint64_t peer_token, bool (*kick)(void*), void* kick_context);
 
   void post(Operation& operation) override;
   void help(Operation& operation, std::int64_t deadline_ns) override;
@@ -87,7 +87,7 @@ class ShmChannel final : public Channel {
   const Outbox outbox_;
   const PeerSide peer_;
   const std::uint64_t peer_token_;
-  void (*const kick_)(void*);
+  bool (*const kick_)(void*);
   void* const kick_context_;
   Shared shared_;
 };

@@ -37,7 +37,7 @@ class ShmChannelHalf final : public ChannelHalf {
   }
 
   Result<std::unique_ptr<Channel>> join(Blob peer_offer, std::uint64_t peer_token,
-                                        void (*kick)(void*), void* kick_context) override {
+                                        bool (*kick)(void*), void* kick_context) override {
     ByteReader in(peer_offer.bytes);
     const std::uint32_t ring_bytes = in.u32();
     const std::uint32_t fence_slots = in.u32();
