@@ -56,6 +56,10 @@ TEST_P(ArrivalTest, ATagIsSeenAfterAllBytesOfItsTransfer) {
 TEST_P(ArrivalTest, EveryTagOfManyThreadsArrivesOnce) {
   constexpr int kThreads = 3;
   const int per_thread = rounds(2000);
+  const auto tag_of = [](int thread, int i) {
+    return std::to_string(thread) + std::string(static_cast<std::size_t>(i % 200), '.') +
+           std::to_string(i);
+  };
   run(
       [&](Party& party) {
         auto engine = party.make_engine();
@@ -70,6 +74,9 @@ TEST_P(ArrivalTest, EveryTagOfManyThreadsArrivesOnce) {
           }
         }
         EXPECT_EQ(seen.size(), expected);
+        for (int t = 0; t < kThreads; ++t) {
+          for (int i = 0; i < per_thread; ++i) ASSERT_TRUE(seen.contains(tag_of(t, i))) << tag_of(t, i);
+        }
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         EXPECT_TRUE(engine->poll_arrivals(100).empty());
         party.tell("end");
@@ -84,9 +91,7 @@ TEST_P(ArrivalTest, EveryTagOfManyThreadsArrivesOnce) {
             const LocalView view = view_of(*engine, source, sizeof source);
             const RemoteView mine = slice(target, t * 8, t * 8 + 8);
             for (int i = 0; i < per_thread; ++i) {
-              const std::string tag = std::to_string(t) + std::string(static_cast<std::size_t>(i % 200), '.') +
-                                      std::to_string(i);
-              put_and_wait(*engine, view, mine, tag);
+              put_and_wait(*engine, view, mine, tag_of(t, i));
             }
           });
         }
@@ -173,6 +178,155 @@ TEST_P(ArrivalTest, AForgottenTagIsDroppedAlsoWhenItComesLater) {
         }
         party.tell("sent");
         party.hear();
+      });
+}
+
+TEST_P(ArrivalTest, TheTagOfATransferThatIsCancelledBeforeItBeganSaysSo) {
+  const int count = rounds(10);
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, 64);
+        for (int round = 0; round < count; ++round) {
+          party.tell(memory.handle_text());
+          const std::string code = party.hear();
+          auto arrivals = engine->wait_arrivals("given up", 1, nullptr, in_seconds(10));
+          ASSERT_TRUE(arrivals.is_ok()) << arrivals.status().to_string();
+          EXPECT_EQ(std::string(code_name((*arrivals)[0].code)), code);
+          party.tell("next");
+          party.hear();
+        }
+      },
+      [&](Party& party) {
+        for (int round = 0; round < count; ++round) {
+          auto engine = party.make_engine();  // Not connected: the put waits.
+          const RemoteView target = open_handle(party.hear());
+          std::byte source[64] = {};
+          const LocalView view = view_of(*engine, source, sizeof source);
+          PutOptions options;
+          options.notify = "given up";
+          const PutItem item{&view, &target};
+          const Transfer transfer = engine->put({&item, 1}, options, in_seconds(30)).take();
+          ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());
+          party.tell(std::string(code_name(transfer.status().code())));
+          party.meet();
+        }
+      });
+}
+
+TEST_P(ArrivalTest, WaitingForSeveralTakesAllOfThemOrNone) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, 64);
+        party.tell(memory.handle_text());
+        party.hear();
+        EXPECT_EQ(engine->wait_arrivals("part", 3, nullptr, in_seconds(0.05)).status().code(),
+                  Code::kTimedOut);
+        EXPECT_EQ(engine->stats().arrivals_pending, 2u);
+        party.meet();
+        const auto arrivals = engine->wait_arrivals("part", 3, nullptr, in_seconds(30));
+        ASSERT_TRUE(arrivals.is_ok()) << arrivals.status().to_string();
+        EXPECT_EQ(arrivals->size(), 3u);
+        EXPECT_EQ(engine->stats().arrivals_pending, 0u);
+        party.tell("end");
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::byte source[64] = {};
+        const LocalView view = view_of(*engine, source, sizeof source);
+        put_and_wait(*engine, view, target, "part");
+        put_and_wait(*engine, view, target, "part");
+        party.meet();
+        put_and_wait(*engine, view, target, "part");
+        party.tell("third");
+        party.hear();
+      });
+}
+
+TEST_P(ArrivalTest, AWaitForOnePeerLeavesTheTagsOfOthersAlone) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, 64);
+        party.tell(memory.handle_text());
+        party.hear();
+        const auto first = engine->wait_arrivals("first", 1, nullptr, in_seconds(30));
+        const auto second = engine->wait_arrivals("second", 1, nullptr, in_seconds(30));
+        ASSERT_TRUE(first.is_ok() && second.is_ok());
+        const auto wanted = engine->wait_arrivals("same", 1, (*second)[0].peer.get(), in_seconds(30));
+        ASSERT_TRUE(wanted.is_ok()) << wanted.status().to_string();
+        EXPECT_EQ((*wanted)[0].peer->engine_name, (*second)[0].peer->engine_name);
+        EXPECT_EQ(engine->wait_arrivals("same", 1, (*second)[0].peer.get(), in_seconds(0.02))
+                      .status()
+                      .code(),
+                  Code::kTimedOut);
+        EXPECT_TRUE(engine->wait_arrivals("same", 1, (*first)[0].peer.get(), in_seconds(30)).is_ok());
+        party.tell("end");
+      },
+      [&](Party& party) {
+        auto one = party.make_engine();
+        auto two = party.make_engine();
+        const std::string text = party.hear();
+        std::byte source[64] = {};
+        put_and_wait(*one, view_of(*one, source, sizeof source), open_handle(text), "first");
+        put_and_wait(*one, view_of(*one, source, sizeof source), open_handle(text), "same");
+        put_and_wait(*two, view_of(*two, source, sizeof source), open_handle(text), "second");
+        put_and_wait(*two, view_of(*two, source, sizeof source), open_handle(text), "same");
+        party.meet();
+      });
+}
+
+TEST_P(ArrivalTest, APollLeavesAloneWhatSomebodyWaitsFor) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, 64);
+        std::shared_ptr<void> expected = engine->expect_arrivals("expected");
+        party.tell(memory.handle_text());
+        party.hear();
+        std::vector<Arrival> polled = engine->poll_arrivals(10);
+        ASSERT_EQ(polled.size(), 1u);
+        EXPECT_EQ(polled[0].tag, "other");
+        expected.reset();
+        polled = engine->poll_arrivals(10);
+        ASSERT_EQ(polled.size(), 1u);
+        EXPECT_EQ(polled[0].tag, "expected");
+        party.tell("end");
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::byte source[64] = {};
+        const LocalView view = view_of(*engine, source, sizeof source);
+        put_and_wait(*engine, view, target, "expected");
+        put_and_wait(*engine, view, target, "other");
+        party.meet();
+      });
+}
+
+TEST_P(ArrivalTest, ATagThatNobodyTakesIsDroppedInTime) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine([](EngineOptions& options) { options.arrival_ttl_seconds = 0.1; });
+        OwnedMemory memory = make_memory(*engine, 64);
+        party.tell(memory.handle_text());
+        party.hear();
+        const std::int64_t patience = in_seconds(5);
+        while (engine->stats().arrivals_expired == 0 && in_seconds(0) < patience) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        EXPECT_EQ(engine->stats().arrivals_expired, 1u);
+        EXPECT_EQ(engine->stats().arrivals_pending, 0u);
+        party.tell("end");
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::byte source[64] = {};
+        put_and_wait(*engine, view_of(*engine, source, sizeof source), target, "left");
+        party.meet();
       });
 }
 

@@ -1,6 +1,7 @@
 // Full queues push back: nothing is posted, nothing is dropped, and room is found again.
 #include <thread>
 
+#include "base/unix_socket.h"
 #include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
@@ -57,6 +58,8 @@ TEST_P(BackpressureTest, AFullInboxRefusesAndOneTakenTagMakesRoom) {
         const Result<Transfer> again = try_tag(*engine, view, ninth, "tag");
         ASSERT_TRUE(again.is_ok()) << again.status().to_string();
         ASSERT_TRUE(again->wait(in_seconds(30)).is_ok());
+        // One taken, room for one.
+        EXPECT_EQ(try_tag(*engine, view, ninth, "tag").status().code(), Code::kWouldBlock);
         party.tell("ninth");
         party.hear();
       });
@@ -156,10 +159,72 @@ TEST_P(BackpressureTest, AsManyTransfersRunAsTheEngineWasMadeFor) {
         // One that waits for room gets it.
         const RemoteView part = slice(target, 10 * kBytes, 11 * kBytes);
         const PutItem item{&view, &part};
+        const std::int64_t at_most = in_seconds(10);
         Result<Transfer> last = engine->put({&item, 1}, {}, in_seconds(30));
         ASSERT_TRUE(last.is_ok()) << last.status().to_string();
+        EXPECT_LT(in_seconds(0), at_most);  // Woken, not timed out.
         transfers.push_back(last.take());
         EXPECT_TRUE(wait_for(transfers, WaitFor::kAll, in_seconds(30)).is_ok());
+        party.tell("end");
+      });
+}
+
+TEST_P(BackpressureTest, ForgottenTagsGiveTheirRoomBack) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine(use_little_depth);
+        OwnedMemory memory = make_memory(*engine, 64);
+        engine->forget_arrivals("unwanted");
+        party.tell(memory.handle_text());
+        EXPECT_TRUE(engine->wait_arrivals("wanted", 1, nullptr, in_seconds(10)).is_ok());
+        party.tell("end");
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = slice(open_handle(party.hear()), 0, 1);
+        std::byte source[1] = {};
+        const LocalView view = view_of(*engine, source, 1);
+        for (std::uint32_t i = 0; i < 3 * kDepth; ++i) {
+          PutOptions options;
+          options.notify = "unwanted";
+          const PutItem item{&view, &target};
+          ASSERT_TRUE(engine->put({&item, 1}, options, in_seconds(5)).is_ok()) << i;
+        }
+        put_and_wait(*engine, view, target, "wanted");
+        party.hear();
+      });
+}
+
+TEST_P(BackpressureTest, WhatWaitsForASilentPeerIsBoundedAndEndsInTime) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, 64);
+        party.tell(memory.handle_text());
+        party.hear();
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine(
+            [](EngineOptions& options) { options.connect_timeout_seconds = 0.3; });
+        const std::string address = fresh_address();
+        const OwnedFd listener = listen_at(address).take();  // Accepts nobody and says nothing.
+        const RemoteView target = slice(at_address(open_handle(party.hear()), address), 0, 1);
+        std::byte source[1] = {};
+        const LocalView view = view_of(*engine, source, 1);
+        std::vector<Transfer> transfers;
+        Code code = Code::kOk;
+        while (code == Code::kOk && transfers.size() < 5000) {
+          Result<Transfer> transfer = try_tag(*engine, view, target, "tag");
+          code = transfer.status().code();
+          if (transfer.is_ok()) transfers.push_back(transfer.take());
+        }
+        EXPECT_EQ(code, Code::kWouldBlock);
+        EXPECT_GE(transfers.size(), 100u);
+        ASSERT_TRUE(wait_for(transfers, WaitFor::kAll, in_seconds(10)).is_ok());
+        for (const Transfer& transfer : transfers) {
+          ASSERT_EQ(transfer.status().code(), Code::kTimedOut) << transfer.status().to_string();
+        }
+        EXPECT_EQ(engine->stats().transfers_running, 0u);
         party.tell("end");
       });
 }

@@ -65,6 +65,10 @@ TEST_P(BoundsTest, AnIndexBeyondTheShapeIsRefused) {
       const Index list = std::make_shared<const std::vector<std::int64_t>>(1, at);
       EXPECT_EQ(target.index({&list, 1}).status().code(), Code::kOutOfRange) << at;
     }
+    // A slice ends with the axis, as Python's do.
+    EXPECT_EQ(slice(target, 10, 2 * std::int64_t{kBytes}).view.nbytes(), kBytes - 10);
+    EXPECT_EQ(slice(target, kBytes, INT64_MAX).view.nbytes(), 0u);
+    EXPECT_EQ(slice(target, INT64_MIN, INT64_MAX).view.nbytes(), kBytes);
   });
 }
 
@@ -181,6 +185,85 @@ TEST_P(BoundsTest, AClosedRegionTakesNoPut) {
         EXPECT_EQ(outcome(engine, view, fresh), Code::kRevoked);
       },
       true);
+}
+
+TEST_P(BoundsTest, TargetsOfTwoHandlesInOneTransferAreRefused) {
+  run_refused([](Engine& engine, const RemoteView& target, const LocalView& view) {
+    HandleInfo info = target.handle->info;
+    info.grant_id += 1;
+    const RemoteView other = slice(handle_of(info), 100, 200);
+    const RemoteView first = slice(target, 0, 100);
+    const LocalView source = slice(view, 0, 100);
+    const PutItem items[] = {{&source, &first}, {&source, &other}};
+    EXPECT_EQ(engine.try_put(items, {}).status().code(), Code::kInvalidArgument);
+  });
+}
+
+TEST_P(BoundsTest, AHandleThatClaimsAnotherStorageIsRefused) {
+  run_refused([](Engine& engine, const RemoteView& target, const LocalView& view) {
+    HandleInfo info = target.handle->info;
+    info.storage_nbytes.push_back(kBytes);
+    EXPECT_EQ(outcome(engine, view, handle_of(info)), Code::kBadHandle);
+  });
+}
+
+TEST_P(BoundsTest, AnOldHandleDoesNotOpenTheNextGrant) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine([](EngineOptions& options) { options.max_grants = 2; });
+        std::string old;
+        for (int round = 0; round < 6; ++round) {
+          OwnedMemory memory = make_memory(*engine, 64);
+          const std::string handle = memory.handle_text();
+          ASSERT_FALSE(handle.empty()) << "round " << round;
+          party.tell(old.empty() ? handle : old);
+          EXPECT_EQ(party.hear(), old.empty() ? "Ok" : "Revoked") << "round " << round;
+          EXPECT_TRUE(memory.region.close(in_seconds(30)).is_ok());
+          if (round != 0) {
+            EXPECT_EQ(memory.data()[0], std::byte{});
+          }
+          old = handle;
+        }
+        party.tell("");
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const std::byte one[64] = {std::byte{1}};
+        std::byte source[64];
+        std::copy(one, one + 64, source);
+        const LocalView view = view_of(*engine, source, sizeof source);
+        for (std::string text = party.hear(); !text.empty(); text = party.hear()) {
+          const Code code = outcome(*engine, view, open_handle(text));
+          party.tell(code == Code::kOk ? "Ok" : code == Code::kRevoked ? "Revoked" : "another");
+        }
+      });
+}
+
+TEST_P(BoundsTest, APutIntoItsOwnSourceIsRefusedAndKeepsNoRoomForItsTag) {
+  run(
+      [](Party& party) {
+        auto owner = party.make_engine([](EngineOptions& options) { options.tuning.arrival_depth = 4; });
+        OwnedMemory memory = make_memory(*owner, 200);
+        fill(memory.data(), 200, 1);
+        auto writer = party.make_engine([&](EngineOptions& options) {
+          options.allocator = std::shared_ptr<SharedAllocator>(owner, &owner->allocator());
+        });
+        const RemoteView target = open_handle(memory.handle_text());
+        ASSERT_TRUE(writer->connect(target)->wait(in_seconds(30)).is_ok());
+        const LocalView view = view_of(*writer, memory.data(), 200);
+        PutOptions options;
+        options.notify = "tag";
+        for (int i = 0; i < 10; ++i) {
+          const LocalView from = slice(view, 0, 100);
+          const RemoteView to = slice(target, 99, 199);
+          const PutItem item{&from, &to};
+          EXPECT_EQ(writer->try_put({&item, 1}, options).status().code(), Code::kInvalidArgument);
+        }
+        EXPECT_EQ(first_difference(memory.data(), 200, 1), -1);
+        put_and_wait(*writer, slice(view, 0, 100), slice(target, 100, 200), "tag");
+        EXPECT_EQ(first_difference(memory.data() + 100, 100, 1), -1);
+      },
+      [](Party&) {});
 }
 
 KVZC_CONFORMANCE(BoundsTest);

@@ -1,4 +1,5 @@
 // Each accepted transfer ends exactly once, and waiting for it always ends.
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -29,7 +30,7 @@ class CompletionTest : public Conformance {
 
 TEST_P(CompletionTest, EveryTransferOfManyThreadsEndsOnceAndIsCounted) {
   constexpr int kThreads = 4;
-  const int per_thread = rounds(500);
+  const int per_thread = rounds(8000);
   constexpr std::int64_t kBytes = 20'000;
   constexpr int kBatch = 16;
   run_writer(kThreads * kBatch * kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
@@ -66,6 +67,9 @@ TEST_P(CompletionTest, EveryTransferOfManyThreadsEndsOnceAndIsCounted) {
     EXPECT_EQ(stats.transfers_done, static_cast<std::uint64_t>(kThreads * per_thread));
     EXPECT_EQ(stats.transfers_failed + stats.transfers_cancelled, 0u);
     EXPECT_EQ(stats.transfers_running, 0u);
+    const auto small = static_cast<std::uint64_t>((per_thread + 2) / 3);
+    const std::uint64_t large = static_cast<std::uint64_t>(per_thread) - small;
+    EXPECT_EQ(stats.bytes_done, kThreads * (small * 8 + large * kBytes));
   });
 }
 
@@ -97,6 +101,7 @@ TEST_P(CompletionTest, WaitingTwiceAndFromManyThreadsGivesTheSameEnd) {
   run_writer(kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
     std::vector<std::byte> source(kBytes);
     const LocalView view = view_of(engine, source.data(), kBytes);
+    const std::int64_t at_most = in_seconds(15);
     for (int round = 0; round < 5; ++round) {
       const PutItem item{&view, &target};
       const Transfer transfer = engine.put({&item, 1}, {}, in_seconds(30)).take();
@@ -111,6 +116,7 @@ TEST_P(CompletionTest, WaitingTwiceAndFromManyThreadsGivesTheSameEnd) {
       for (std::thread& thread : threads) thread.join();
       EXPECT_TRUE(transfer.wait(in_seconds(0)).is_ok());
     }
+    EXPECT_LT(in_seconds(0), at_most);  // Woken, not timed out.
   });
 }
 
@@ -169,6 +175,53 @@ TEST_P(CompletionTest, CancelReturnsWhenNotOneMoreByteMoves) {
         }
         EXPECT_EQ(engine->stats().transfers_cancelled, static_cast<std::uint64_t>(cancelled));
         EXPECT_EQ(engine->stats().transfers_running, 0u);
+      });
+}
+
+TEST_P(CompletionTest, CancellingWhatHasEndedReturnsAtOnce) {
+  run_writer(4096, [&](Party&, Engine& engine, const RemoteView& target) {
+    std::vector<std::byte> source(4096);
+    const LocalView view = view_of(engine, source.data(), source.size());
+    const PutItem item{&view, &target};
+    const Transfer transfer = engine.put({&item, 1}, {}, in_seconds(30)).take();
+    ASSERT_TRUE(transfer.wait(in_seconds(30)).is_ok());
+    const std::int64_t at_most = in_seconds(2);
+    EXPECT_TRUE(transfer.cancel(in_seconds(5)).is_ok());
+    EXPECT_LT(in_seconds(0), at_most);
+    EXPECT_TRUE(transfer.status().is_ok()) << transfer.status().to_string();
+  });
+}
+
+TEST_P(CompletionTest, ACancelledTransferBeginsNothingMore) {
+  const int count = rounds(5);
+  constexpr std::uint64_t kBytes = 256 << 20;
+  constexpr std::uint64_t kTail = 1 << 20;  // Begun last: many milliseconds after the cancel.
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, kBytes);
+        party.tell(memory.handle_text());
+        for (int round = 0; round < count; ++round) {
+          party.hear();
+          const std::byte* const tail = memory.data() + kBytes - kTail;
+          ASSERT_TRUE(std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{}; }))
+              << "round " << round;
+          party.tell("next");
+        }
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::vector<std::byte> source(kBytes, std::byte{1});
+        const LocalView view = view_of(*engine, source.data(), kBytes);
+        ASSERT_TRUE(engine->connect(target)->wait(in_seconds(30)).is_ok());
+        for (int round = 0; round < count; ++round) {
+          const PutItem item{&view, &target};
+          const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
+          ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());
+          ASSERT_EQ(transfer.status().code(), Code::kCancelled);
+          party.meet();
+        }
       });
 }
 

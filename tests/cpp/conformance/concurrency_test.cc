@@ -93,6 +93,37 @@ TEST_P(ConcurrencyTest, ManyThreadsReachAPeerAtOnceOverOneConnection) {
       });
 }
 
+TEST_P(ConcurrencyTest, GrantsOfOneOwnerAreReachedOverOneConnection) {
+  constexpr int kGrants = 6;
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        std::vector<OwnedMemory> memories;
+        for (int i = 0; i < kGrants; ++i) {
+          memories.push_back(make_memory(*engine, 64));
+          party.tell(memories.back().handle_text());
+        }
+        party.hear();
+        EXPECT_EQ(engine->stats().peers, 1u);
+        party.tell("end");
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        std::vector<std::string> texts;
+        for (int i = 0; i < kGrants; ++i) texts.push_back(party.hear());
+        std::vector<std::thread> threads;
+        for (const std::string& text : texts) {
+          threads.emplace_back([&engine, &text] {
+            std::byte source[64] = {};
+            put_and_wait(*engine, view_of(*engine, source, 64), open_handle(text));
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        EXPECT_EQ(engine->stats().peers, 1u);
+        party.meet();
+      });
+}
+
 KVZC_CONFORMANCE(ConcurrencyTest);
 
 }  // namespace

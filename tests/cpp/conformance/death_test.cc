@@ -1,7 +1,9 @@
 // A peer that is killed is known to be lost, and what it leaves behind is nothing.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -38,7 +40,9 @@ TEST_P(DeathTest, AWriterThatIsKilledInMidTransferIsLostAndItsTransferDoesNotArr
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
             kill(static_cast<pid_t>(std::stoi(pid)), SIGKILL);
           });
-          const auto arrivals = engine->wait_arrivals("whole", 1, peer.get(), in_seconds(30));
+          const std::int64_t at_most = in_seconds(10);
+          const auto arrivals = engine->wait_arrivals("whole", 1, peer.get(), in_seconds(15));
+          EXPECT_LT(in_seconds(0), at_most);  // Woken, not timed out.
           killer.join();
           EXPECT_EQ(arrivals.status().code(), Code::kPeerLost) << arrivals.status().to_string();
           // Not one byte after the loss is known, and none beyond the view ever.
@@ -112,7 +116,164 @@ TEST_P(DeathTest, PutsToAnOwnerThatWasKilledEndAsPeerLost) {
       });
 }
 
+TEST_P(DeathTest, PutsThatWaitForAnOwnerThatIsKilledEnd) {
+  if (GetParam().mode == Mode::kThreads) return;
+  run(
+      [&](Party& party) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+          auto engine = party.make_engine();
+          OwnedMemory memory = make_memory(*engine, 4096);
+          party.tell(memory.handle_text());
+          pause();
+        }
+        party.hear();
+        kill(pid, SIGSTOP);
+        party.tell("stopped");
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        kill(pid, SIGKILL);
+        party.hear();
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::byte source[4096] = {};
+        const LocalView view = view_of(*engine, source, sizeof source);
+        party.meet();
+        const PutItem item{&view, &target};
+        const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
+        EXPECT_TRUE(transfer.wait(in_seconds(5)).is_ok());
+        ASSERT_TRUE(transfer.has_ended());
+        EXPECT_EQ(transfer.status().code(), Code::kPeerLost) << transfer.status().to_string();
+        party.tell("end");
+      });
+}
+
+TEST_P(DeathTest, APutThatWaitsForRoomEndsWithThePeer) {
+  if (GetParam().mode == Mode::kThreads) return;
+  run(
+      [&](Party& party) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+          auto engine =
+              party.make_engine([](EngineOptions& options) { options.tuning.arrival_depth = 2; });
+          OwnedMemory memory = make_memory(*engine, 64);
+          party.tell(memory.handle_text());
+          pause();
+        }
+        party.hear();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        kill(pid, SIGKILL);
+        party.hear();
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::byte source[64] = {};
+        const LocalView view = view_of(*engine, source, sizeof source);
+        put_and_wait(*engine, view, target, "tag");
+        put_and_wait(*engine, view, target, "tag");
+        party.tell("full");
+        PutOptions options;
+        options.notify = "tag";
+        const PutItem item{&view, &target};
+        const std::int64_t at_most = in_seconds(5);
+        const Result<Transfer> transfer = engine->put({&item, 1}, options, in_seconds(20));
+        EXPECT_LT(in_seconds(0), at_most);
+        EXPECT_EQ(transfer.status().code(), Code::kPeerLost) << transfer.status().to_string();
+        party.tell("end");
+      });
+}
+
+// A writer that is stopped in the middle of a chunk, as seen by the owner of `memory`; the owner says
+// whether it was held up. One that is stopped between two chunks holds nobody up: then once more.
+class StoppedWriterTest : public Conformance {
+ protected:
+  using Owner = std::function<bool(OwnedMemory memory, pid_t writer)>;
+  static constexpr std::uint64_t kBytes = 128 << 20;
+
+  void run_stopped(const Owner& owner) {
+    if (GetParam().mode == Mode::kThreads) return;
+    bool was_held_up = false;
+    for (int round = 0; round < 10 && !was_held_up; ++round) {
+      int answer[2];
+      ASSERT_EQ(pipe2(answer, O_CLOEXEC | O_NONBLOCK), 0);
+      run(
+          [&](Party& party) {
+            auto engine = party.make_engine();
+            OwnedMemory memory = make_memory(*engine, kBytes);
+            party.tell(memory.handle_text());
+            const auto pid = static_cast<pid_t>(std::stoi(party.hear()));
+            ASSERT_NE(first_peer(*engine), nullptr);
+            std::this_thread::sleep_for(std::chrono::milliseconds(3));
+            kill(pid, SIGSTOP);
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            const char was_held = owner(memory, pid) ? 'y' : 'n';
+            EXPECT_EQ(write(answer[1], &was_held, 1), 1);
+            kill(pid, SIGKILL);
+          },
+          [&](Party& party) {
+            const std::string handle = party.hear();
+            const pid_t pid = fork();
+            if (pid == 0) {
+              alarm(60);  // Should nobody end it.
+              auto engine = party.make_engine();
+              const RemoteView target = open_handle(handle);
+              std::vector<std::byte> source(kBytes, std::byte{3});
+              const LocalView view = view_of(*engine, source.data(), kBytes);
+              put_and_wait(*engine, slice(view, 0, 1), slice(target, 0, 1), "hello");
+              const PutItem item{&view, &target};
+              const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
+              (void)transfer.wait(in_seconds(30));
+              pause();
+            }
+            party.tell(std::to_string(pid));
+          });
+      char was_held = 'n';
+      ASSERT_EQ(read(answer[0], &was_held, 1), 1);
+      was_held_up = was_held == 'y';
+      close(answer[0]);
+      close(answer[1]);
+    }
+    EXPECT_TRUE(was_held_up);
+  }
+};
+
+TEST_P(StoppedWriterTest, ACloseThatWaitsForItEndsWithItsDeath) {
+  run_stopped([](OwnedMemory memory, pid_t writer) {
+    std::atomic<bool> has_closed{false};
+    std::thread closer([&] {
+      const Status closed = memory.region.close(in_seconds(20));
+      EXPECT_TRUE(closed.is_ok()) << closed.to_string();
+      has_closed.store(true);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const bool was_held_up = !has_closed.load();
+    kill(writer, SIGKILL);
+    const std::int64_t at_most = in_seconds(5);
+    closer.join();
+    EXPECT_LT(in_seconds(0), at_most);
+    return was_held_up;
+  });
+}
+
+TEST_P(StoppedWriterTest, ACloseThatTimesOutNamesItAndHasRevokedAllTheSame) {
+  run_stopped([](OwnedMemory memory, pid_t writer) {
+    const Status closed = memory.region.close(in_seconds(0.05));
+    if (closed.is_ok()) return false;
+    EXPECT_EQ(closed.code(), Code::kTimedOut) << closed.to_string();
+    EXPECT_NE(std::string(closed.text()).find("pid " + std::to_string(writer)), std::string::npos)
+        << closed.to_string();
+    kill(writer, SIGCONT);
+    // The chunk that it was in is over soon, and no other begins.
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_EQ(memory.data()[kBytes - 1], std::byte{});
+    return true;
+  });
+}
+
 KVZC_CONFORMANCE(DeathTest);
+KVZC_CONFORMANCE(StoppedWriterTest);
 
 }  // namespace
 }  // namespace kvzc::conformance

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <thread>
 
@@ -171,6 +172,21 @@ LocalView view_of(Engine& engine, std::byte* data, std::uint64_t nbytes) {
 }
 
 RemoteView open_handle(const std::string& text) { return checked(RemoteView::from_text(text)); }
+
+RemoteView handle_of(const HandleInfo& info) {
+  return checked(RemoteView::from_bytes(checked(encode_handle(info))));
+}
+
+RemoteView at_address(const RemoteView& view, const std::string& address) {
+  HandleInfo info = view.handle->info;
+  info.addresses = {{AddressKind::kUnix, address}};
+  return handle_of(info);
+}
+
+std::string fresh_address() {
+  static std::atomic<int> count{0};
+  return "kvzc-test/" + std::to_string(getpid()) + "/" + std::to_string(++count);
+}
 
 LocalView slice(const LocalView& view, std::int64_t begin, std::int64_t end) {
   const Index index = Slice{begin, end, std::nullopt};

@@ -92,6 +92,12 @@ OwnedMemory make_memory(Engine& engine, std::uint64_t nbytes);
 // A view of the writer's private memory: uint8, one axis. The memory must outlive its transfers.
 LocalView view_of(Engine& engine, std::byte* data, std::uint64_t nbytes);
 RemoteView open_handle(const std::string& text);
+// A handle with other contents; it shares nothing with the one that it was made from.
+RemoteView handle_of(const HandleInfo& info);
+// The same handle, but its owner is looked for at another address.
+RemoteView at_address(const RemoteView& view, const std::string& address);
+// An address of this machine that nobody else uses.
+std::string fresh_address();
 // The bytes [begin, end) of a one-axis view.
 LocalView slice(const LocalView& view, std::int64_t begin, std::int64_t end);
 RemoteView slice(const RemoteView& view, std::int64_t begin, std::int64_t end);

@@ -1,8 +1,12 @@
 // Every order of closing ends, with and without traffic, and leaves nothing behind.
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
+#include "base/unix_socket.h"
 #include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
@@ -91,8 +95,10 @@ TEST_P(TeardownTest, AClosedEngineRefusesAndItsWaitersWake) {
         auto engine = party.make_engine();
         OwnedMemory memory = make_memory(*engine, 64);
         std::thread waiter([&] {
-          const auto arrivals = engine->wait_arrivals("never", 1, nullptr, in_seconds(60));
+          const std::int64_t at_most = in_seconds(10);
+          const auto arrivals = engine->wait_arrivals("never", 1, nullptr, in_seconds(15));
           EXPECT_EQ(arrivals.status().code(), Code::kClosed);
+          EXPECT_LT(in_seconds(0), at_most);  // Woken, not timed out.
         });
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         EXPECT_TRUE(engine->close(in_seconds(30)).is_ok());
@@ -200,6 +206,186 @@ TEST_P(TeardownTest, TheRegionIsWrittenNoMoreOnceItsCloseHasReturned) {
           party.hear();
         }
       });
+}
+
+// Mappings of shared memory of at least `nbytes` in this process.
+int count_mappings(std::uint64_t nbytes) {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) continue;
+    if (end - begin == nbytes && line.find("memfd:kvzc") != std::string::npos) ++count;
+  }
+  return count;
+}
+
+TEST_P(TeardownTest, AClosedRegionLeavesNothingBehindOnEitherSide) {
+  constexpr std::uint64_t kOdd = (1 << 20) + 12 * 4096;  // A size that nothing else here has.
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, kOdd);
+        const std::weak_ptr<SharedAllocation> allocation = memory.allocation;
+        memory.allocation.reset();
+        party.tell(memory.handle_text());
+        party.hear();
+        EXPECT_EQ(engine->stats().regions, 1u);
+        EXPECT_EQ(engine->stats().storages, 1u);
+        EXPECT_EQ(engine->stats().grants, 1u);
+        EXPECT_FALSE(allocation.expired());
+        EXPECT_TRUE(memory.region.close(in_seconds(30)).is_ok());
+        EXPECT_FALSE(memory.region.is_open());
+        EXPECT_EQ(memory.region.view().status().code(), Code::kClosed);
+        EXPECT_EQ(engine->stats().regions, 0u);
+        EXPECT_EQ(engine->stats().storages, 0u);
+        EXPECT_EQ(engine->stats().grants, 0u);
+        EXPECT_TRUE(allocation.expired());
+        party.tell("closed");
+        party.hear();
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::vector<std::byte> source(kOdd);
+        put_and_wait(*engine, view_of(*engine, source.data(), kOdd), target);
+        EXPECT_GE(count_mappings(kOdd), 1);
+        party.meet();
+        // The peer hears of it and lets go, without doing anything.
+        const std::int64_t patience = in_seconds(5);
+        while (count_mappings(kOdd) != 0 && in_seconds(0) < patience) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        EXPECT_EQ(count_mappings(kOdd), 0);
+        party.tell("end");
+      });
+}
+
+TEST_P(TeardownTest, ClosingAnEngineEndsWhatWaitsForAPeer) {
+  run(
+      [](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, 64);
+        const std::string address = fresh_address();
+        const OwnedFd listener = listen_at(address).take();  // Accepts nobody and says nothing.
+        const RemoteView target = at_address(open_handle(memory.handle_text()), address);
+        std::byte source[64] = {};
+        const LocalView view = view_of(*engine, source, sizeof source);
+        const PutItem item{&view, &target};
+        const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
+        const std::int64_t at_most = in_seconds(3);
+        EXPECT_TRUE(engine->close(in_seconds(5)).is_ok());
+        EXPECT_LT(in_seconds(0), at_most);
+        ASSERT_TRUE(transfer.has_ended());
+        EXPECT_EQ(transfer.status().code(), Code::kClosed) << transfer.status().to_string();
+      },
+      [](Party&) {});
+}
+
+TEST_P(TeardownTest, AnEngineThatClosesSaysSoAndItsTagsStillCount) {
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, 64);
+        party.tell(memory.handle_text());
+        const auto hello = engine->wait_arrivals("hello", 1, nullptr, in_seconds(30));
+        ASSERT_TRUE(hello.is_ok()) << hello.status().to_string();
+        party.meet();
+        const std::int64_t patience = in_seconds(5);
+        while (engine->stats().peers != 0 && in_seconds(0) < patience) std::this_thread::yield();
+        const Status why = engine->peer_status(*(*hello)[0].peer);
+        EXPECT_EQ(why.code(), Code::kPeerLost);
+        EXPECT_NE(std::string(why.text()).find("its engine was closed"), std::string::npos)
+            << why.to_string();
+        // Nobody looked before the peer was gone.
+        EXPECT_TRUE(engine->wait_arrivals("last words", 1, nullptr, in_seconds(1)).is_ok());
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::byte source[64] = {};
+        const LocalView view = view_of(*engine, source, sizeof source);
+        put_and_wait(*engine, view, target, "hello");
+        party.hear();
+        put_and_wait(*engine, view, target, "last words");
+        EXPECT_TRUE(engine->close(in_seconds(30)).is_ok());
+        party.tell("closed");
+      });
+}
+
+TEST_P(TeardownTest, AnEngineThatClosesGivesRunningTransfersTimeAndThenStopsThem) {
+  constexpr std::uint64_t kLarge = 256 << 20;
+  constexpr std::uint64_t kTail = 1 << 20;
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, kLarge);
+        party.tell(memory.handle_text());
+        party.hear();
+        // Nothing of the end was begun, and nothing begins after the close.
+        const std::byte* const tail = memory.data() + kLarge - kTail;
+        EXPECT_TRUE(std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{}; }));
+        party.meet();
+        EXPECT_TRUE(std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{7}; }));
+        party.tell("seen");
+      },
+      [&](Party& party) {
+        const RemoteView target = open_handle(party.hear());
+        std::vector<std::byte> source(kLarge, std::byte{7});
+        for (const double seconds : {0.0, 30.0}) {
+          auto engine = party.make_engine();
+          const LocalView view = view_of(*engine, source.data(), kLarge);
+          ASSERT_TRUE(engine->connect(target)->wait(in_seconds(30)).is_ok());
+          const PutItem item{&view, &target};
+          const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
+          const Status closed = engine->close(in_seconds(seconds));
+          ASSERT_TRUE(transfer.has_ended());
+          if (seconds == 0) {
+            EXPECT_EQ(closed.code(), Code::kTimedOut) << closed.to_string();
+            EXPECT_EQ(transfer.status().code(), Code::kClosed) << transfer.status().to_string();
+          } else {
+            EXPECT_TRUE(closed.is_ok()) << closed.to_string();
+            EXPECT_TRUE(transfer.status().is_ok()) << transfer.status().to_string();
+          }
+          party.tell("closed");
+          party.hear();
+        }
+      });
+}
+
+// Threads of this process that engines made.
+int count_engine_threads() {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "comm");
+    std::string name;
+    count += std::getline(file, name) && name.starts_with("kvzc-");
+  }
+  return count;
+}
+
+// The kernel lists a thread for a moment after it was joined.
+bool are_soon_gone() {
+  const std::int64_t patience = in_seconds(1);
+  while (count_engine_threads() != 0 && in_seconds(0) < patience) std::this_thread::yield();
+  return count_engine_threads() == 0;
+}
+
+TEST_P(TeardownTest, AClosedEngineHasNoThreadsLeft) {
+  run(
+      [](Party& party) {
+        ASSERT_TRUE(are_soon_gone());
+        Both both = make_both(party, true);
+        for (const Transfer& transfer : both.transfers) {
+          ASSERT_TRUE(transfer.wait(in_seconds(30)).is_ok());
+        }
+        EXPECT_GE(count_engine_threads(), 3);
+        // Everything else is still held.
+        EXPECT_TRUE(both.writer->close(in_seconds(30)).is_ok());
+        EXPECT_TRUE(both.owner->close(in_seconds(30)).is_ok());
+        EXPECT_TRUE(are_soon_gone());
+      },
+      [](Party&) {});
 }
 
 KVZC_CONFORMANCE(TeardownTest);
