@@ -172,7 +172,7 @@ void Endpoint::on_events(std::uint32_t events) {
   for (int messages = 0; messages < 64 && !is_lost(); ++messages) {
     Result<Message> message = receive_message(socket_.get());
     if (!message.is_ok()) {
-      if (message.status().code() == Code::kWouldBlock) return;
+      if (message.status().code() == Code::kWouldBlock) break;
       if (message.status().code() == Code::kPeerLost && stage_ == Stage::kReady) {
         lose(Status(Code::kPeerLost, peer_words() + " is gone: its process has exited or was "
                                                     "killed"),
