@@ -18,14 +18,14 @@ std::vector<PyArrival> wrap(const std::shared_ptr<PyEngine>& owner, std::vector<
 }
 
 std::vector<PyArrival> wait_arrivals(const PyArrivals& self, const py::bytes& tag,
-                                     std::size_t count, const PyPeer* peer,
+                                     std::size_t count, const std::optional<PyPeer>& peer,
                                      const std::optional<double>& timeout) {
   const std::shared_ptr<PyEngine> owner = self.engine();
   const std::string_view text = tag;
   if (text.size() > kMaxTagBytes) {
     raise(Status(Code::kInvalidArgument, "a tag has at most 240 bytes; this one can never arrive"));
   }
-  const PeerInfo* from = peer == nullptr ? nullptr : peer->info.get();
+  const PeerInfo* from = peer ? peer->info.get() : nullptr;
   std::vector<Arrival> out;
   // Also between two slices somebody waits for the tag.
   const std::shared_ptr<void> expected = owner->engine->expect_arrivals(text);
@@ -99,7 +99,7 @@ void bind_arrivals(py::module_& module) {
                          "A tag that somebody waits for is not given to poll().")
       .def(
           "wait",
-          [](const PyArrivals& self, const py::bytes& tag, const PyPeer* peer,
+          [](const PyArrivals& self, const py::bytes& tag, const std::optional<PyPeer>& peer,
              const std::optional<double>& timeout) { return wait_arrivals(self, tag, 1, peer, timeout)[0]; },
           py::arg("tag"), py::kw_only(), py::arg("peer") = py::none(),
           py::arg("timeout") = py::none(),

@@ -483,7 +483,7 @@ class Arrivals:
         self,
         tag: bytes,
         *,
-        peer: Peer = None,
+        peer: Peer | None = None,
         timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> Arrival:
         """
@@ -497,7 +497,7 @@ class Arrivals:
         tag: bytes,
         count: typing.SupportsInt | typing.SupportsIndex,
         *,
-        peer: Peer = None,
+        peer: Peer | None = None,
         timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> list[Arrival]:
         """
