@@ -291,7 +291,8 @@ void Report::add(const Row& row) {
                gb_per_s, ratio(row.floor_ns), ratio(row.memcpy_ns));
   if (!options_.is_json) return;
   std::printf("{\"bench\": \"%s\", \"what\": \"%s\", \"transport\": \"shm\", \"nbytes\": %" PRIu64
-              ", \"runs\": %" PRIu64 ", \"samples\": %zu, \"put_ns\": %.1f, \"p90_ns\": %.1f, "
+              ", \"runs\": %" PRIu64
+              ", \"samples\": %zu, \"put_ns\": %.1f, \"p90_ns\": %.1f, "
               "\"floor_ns\": %.1f, \"memcpy_ns\": %.1f, \"of_floor\": %.3f, \"of_memcpy\": %.3f, "
               "\"copy_kernel\": \"%s\", \"cores\": %u}\n",
               row.bench.c_str(), row.what.c_str(), row.nbytes, row.runs, row.samples, row.put_ns,

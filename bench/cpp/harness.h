@@ -20,14 +20,14 @@ struct Options {
 // One line of the result. Times are medians of single operations.
 struct Row {
   std::string bench;
-  std::string what;         // Size or shape, for people.
+  std::string what;          // Size or shape, for people.
   std::uint64_t nbytes = 0;  // Per operation.
   std::uint64_t runs = 1;
   std::size_t samples = 0;
-  double put_ns = 0;        // put + wait.
+  double put_ns = 0;  // put + wait.
   double p90_ns = 0;
-  double floor_ns = 0;      // The best plain copy with the same threads, same bytes, same run.
-  double memcpy_ns = 0;     // One memcpy, or one loop of them, on one thread.
+  double floor_ns = 0;   // The best plain copy with the same threads, same bytes, same run.
+  double memcpy_ns = 0;  // One memcpy, or one loop of them, on one thread.
 };
 
 // Collects rows; prints a table to stderr and JSON lines to stdout.
@@ -68,8 +68,8 @@ class TwoProcesses {
   RemoteView target_;
 };
 
-// Copies runs with a fixed number of threads, this one included: the floor. Awake, they spin and cost
-// no wake-up; at rest they leave the cores to what is measured in turns with them.
+// Copies runs with a fixed number of threads, this one included: the floor. Awake, they spin and
+// cost no wake-up; at rest they leave the cores to what is measured in turns with them.
 class FloorCopier {
  public:
   explicit FloorCopier(std::uint32_t threads);

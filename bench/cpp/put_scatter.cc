@@ -81,15 +81,15 @@ void put_scatter(const Options& options, Report& report) {
       for (const auto& copy : copies) std::memcpy(copy.target, copy.source, copy.nbytes);
       asm volatile("" ::: "memory");
     };
-    const Medians medians = measure(
-        options.seconds_per_row,
-        {{put}, {floor, [&] { copier.wake(); }, [&] { copier.rest(); }}, {plain}}, 1);
+    const Medians medians =
+        measure(options.seconds_per_row,
+                {{put}, {floor, [&] { copier.wake(); }, [&] { copier.rest(); }}, {plain}}, 1);
     processes.verify(kSeed, total, pieces);
-    report.add({"put_scatter",
-                std::to_string(shape.blocks) + " x " + std::to_string(shape.block_bytes >> 10) +
-                    " KiB",
-                static_cast<std::uint64_t>(shape.blocks * shape.block_bytes), runs,
-                medians.samples, medians.p50[0], medians.p90[0], medians.p50[1], medians.p50[2]});
+    report.add(
+        {"put_scatter",
+         std::to_string(shape.blocks) + " x " + std::to_string(shape.block_bytes >> 10) + " KiB",
+         static_cast<std::uint64_t>(shape.blocks * shape.block_bytes), runs, medians.samples,
+         medians.p50[0], medians.p90[0], medians.p50[1], medians.p50[2]});
   }
 }
 

@@ -79,9 +79,10 @@ void bind_arrivals(py::module_& module) {
           "error",
           [](const PyArrival& self) {
             if (self.arrival.code == Code::kOk) return error_object(Status::ok());
-            return error_object(Status(
-                self.arrival.code, "the transfer that carried this tag failed at its sender; the "
-                                   "bytes at the target are not whole"));
+            return error_object(
+                Status(self.arrival.code,
+                       "the transfer that carried this tag failed at its sender; the "
+                       "bytes at the target are not whole"));
           },
           "None, and every byte is readable; or why the sender's transfer failed.")
       .def_property_readonly(
@@ -100,7 +101,9 @@ void bind_arrivals(py::module_& module) {
       .def(
           "wait",
           [](const PyArrivals& self, const py::bytes& tag, const std::optional<PyPeer>& peer,
-             const std::optional<double>& timeout) { return wait_arrivals(self, tag, 1, peer, timeout)[0]; },
+             const std::optional<double>& timeout) {
+            return wait_arrivals(self, tag, 1, peer, timeout)[0];
+          },
           py::arg("tag"), py::kw_only(), py::arg("peer") = py::none(),
           py::arg("timeout") = py::none(),
           "Takes one arrival of `tag`: when it returns, its bytes are readable unless .error says\n"

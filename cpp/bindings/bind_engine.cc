@@ -111,7 +111,8 @@ constexpr const char* kPutDoc =
     "accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises\n"
     "    WouldBlock instead, with nothing posted. Default: the engine's default_timeout.\n\n"
     "Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,\n"
-    "StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the\n"
+    "StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once "
+    "the\n"
     "peer is reached is raised by Transfer.wait().";
 
 constexpr const char* kPutManyDoc =
@@ -124,19 +125,22 @@ constexpr const char* kRegisterDoc =
     "    group with one handle. A non-contiguous tensor keeps its shape and strides. The objects\n"
     "    are kept alive until the region is closed; a storage that is registered twice is\n"
     "    registered once.\n\n"
-    "Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,\n"
+    "Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, "
+    "device,\n"
     "layout), LimitExceeded, Closed.";
 
 constexpr const char* kEmptyDoc =
     "Allocates memory that other processes on this host can map: the target of fast puts.\n\n"
-    "shape: an int or a tuple of ints. dtype: a torch dtype gives a torch tensor, a NumPy dtype or\n"
+    "shape: an int or a tuple of ints. dtype: a torch dtype gives a torch tensor, a NumPy dtype "
+    "or\n"
     "its name a NumPy array. The memory is a sealed memfd, zeroed, and allocated at once, so that\n"
     "a shortage is an error here and never a SIGBUS later.\n\n"
     "Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.";
 
 constexpr const char* kConnectDoc =
     "Reaches the engine behind a handle and fetches what puts through it need.\n\n"
-    "A put does this by itself, without blocking; connecting before spares the first put the wait.\n"
+    "A put does this by itself, without blocking; connecting before spares the first put the "
+    "wait.\n"
     "Returns the Peer. Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.";
 
 constexpr const char* kEngineDoc =
@@ -154,9 +158,9 @@ constexpr const char* kEngineDoc =
     "connect_timeout: seconds for one attempt to reach a peer.";
 
 // The four keyword arguments that every put has.
-#define KVZC_PUT_ARGUMENTS                                                           \
-  py::kw_only(), py::arg("after") = py::none(), py::arg("notify") = py::none(),      \
-      py::arg("label") = py::none(), py::arg("accept_timeout") = py::none()
+#define KVZC_PUT_ARGUMENTS                                                      \
+  py::kw_only(), py::arg("after") = py::none(), py::arg("notify") = py::none(), \
+                 py::arg("label") = py::none(), py::arg("accept_timeout") = py::none()
 
 void bind_default_engine(py::module_& module) {
   module.def("default_engine", &default_engine,

@@ -103,9 +103,12 @@ void bind_memory(py::module_& module) {
       "A part of a region: the source of a put. Made by indexing a region; copies nothing.");
   add_view_properties(local, [](const LocalView& self) -> const View& { return self.view; });
   local
-      .def("__getitem__",
-           [](const LocalView& self, const py::object& key) { return take(self.index(parse_index(key))); },
-           py::arg("key"), kIndexDoc)
+      .def(
+          "__getitem__",
+          [](const LocalView& self, const py::object& key) {
+            return take(self.index(parse_index(key)));
+          },
+          py::arg("key"), kIndexDoc)
       .def("__repr__",
            [](const LocalView& self) { return "<kvzc.LocalView " + words(self.view) + ">"; });
 
@@ -114,11 +117,12 @@ void bind_memory(py::module_& module) {
       "A part of what a handle grants: the target of a put. Made by indexing a handle.");
   add_view_properties(remote, [](const RemoteView& self) -> const View& { return self.view; });
   remote
-      .def("__getitem__",
-           [](const RemoteView& self, const py::object& key) {
-             return take(self.index(parse_index(key)));
-           },
-           py::arg("key"), kIndexDoc)
+      .def(
+          "__getitem__",
+          [](const RemoteView& self, const py::object& key) {
+            return take(self.index(parse_index(key)));
+          },
+          py::arg("key"), kIndexDoc)
       .def("__repr__", [](const RemoteView& self) {
         return "<kvzc.RemoteView " + words(self.view) + " at engine '" +
                self.handle->info.engine_name + "'>";
@@ -159,11 +163,12 @@ void bind_memory(py::module_& module) {
   add_view_properties(region,
                       [](const PyRegion& self) -> const View& { return self.region.layout(); });
   region
-      .def("__getitem__",
-           [](const PyRegion& self, const py::object& key) {
-             return take(take(self.region.view()).index(parse_index(key)));
-           },
-           py::arg("key"), kIndexDoc)
+      .def(
+          "__getitem__",
+          [](const PyRegion& self, const py::object& key) {
+            return take(take(self.region.view()).index(parse_index(key)));
+          },
+          py::arg("key"), kIndexDoc)
       .def_property_readonly(
           "path", [](const PyRegion& self) { return self.region.path(); },
           "In words: how peers reach this memory, and what would make it faster.")
@@ -195,8 +200,9 @@ void bind_memory(py::module_& module) {
           "memory go. Idempotent. Raises TimedOut when a peer was still writing after `timeout`\n"
           "seconds: the handles are revoked, but do not use the memory again before that peer is\n"
           "gone.")
-      .def("__enter__", [](PyRegion& self) -> PyRegion& { return self; },
-           py::return_value_policy::reference)
+      .def(
+          "__enter__", [](PyRegion& self) -> PyRegion& { return self; },
+          py::return_value_policy::reference)
       .def(
           "__exit__",
           [](const py::object& self, const py::object&, const py::object&, const py::object&) {
@@ -205,8 +211,9 @@ void bind_memory(py::module_& module) {
           py::arg("type"), py::arg("value"), py::arg("traceback"))
       .def("__reduce__",
            [](const PyRegion&) -> py::object {
-             throw py::type_error("a region belongs to its process and is not pickled; send "
-                                  "region.handle() instead");
+             throw py::type_error(
+                 "a region belongs to its process and is not pickled; send "
+                 "region.handle() instead");
            })
       .def("__repr__", [](const PyRegion& self) {
         return "<kvzc.Region " + words(self.region.layout()) +

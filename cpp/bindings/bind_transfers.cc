@@ -87,8 +87,8 @@ std::unique_ptr<PyTransfer> put(const std::shared_ptr<PyEngine>& owner, py::hand
   return start(owner, {&item, 1}, arguments);
 }
 
-std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner,
-                                     const Pairs& pairs, const PutArguments& arguments) {
+std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner, const Pairs& pairs,
+                                     const PutArguments& arguments) {
   release_waiting_objects();
   std::vector<LocalView> sources;
   std::vector<py::object> targets;  // Held: a generator may be the only other one who does.
@@ -108,15 +108,15 @@ std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner,
 }
 
 void wait_transfers(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns) {
-  check(wait_in_slices(deadline_ns, [&](std::int64_t slice_ns) {
-    return wait_for(transfers, what, slice_ns);
-  }));
+  check(wait_in_slices(deadline_ns,
+                       [&](std::int64_t slice_ns) { return wait_for(transfers, what, slice_ns); }));
 }
 
 namespace {
 
-py::typing::List<PyTransfer> wait_many(const py::typing::Iterable<PyTransfer>& transfers, const std::optional<double>& timeout,
-                   const std::string& return_when) {
+py::typing::List<PyTransfer> wait_many(const py::typing::Iterable<PyTransfer>& transfers,
+                                       const std::optional<double>& timeout,
+                                       const std::string& return_when) {
   if (return_when != "all" && return_when != "first") {
     throw py::value_error("return_when is 'all' or 'first'");
   }
@@ -209,9 +209,8 @@ void bind_transfers(py::module_& module) {
           "cancel",
           [](const PyTransfer& self, const std::optional<double>& timeout) {
             const std::int64_t deadline = deadline_of(timeout, self.owner->default_timeout);
-            check(wait_in_slices(deadline, [&](std::int64_t slice_ns) {
-              return self.transfer.cancel(slice_ns);
-            }));
+            check(wait_in_slices(
+                deadline, [&](std::int64_t slice_ns) { return self.transfer.cancel(slice_ns); }));
             release_waiting_objects();
           },
           py::arg("timeout") = py::none(),

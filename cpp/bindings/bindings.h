@@ -152,8 +152,8 @@ using Pairs = py::typing::Iterable<py::typing::Tuple<py::object, py::object>>;
 
 std::unique_ptr<PyTransfer> put(const std::shared_ptr<PyEngine>& owner, py::handle source,
                                 const RemoteView& target, const PutArguments& arguments);
-std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner,
-                                     const Pairs& pairs, const PutArguments& arguments);
+std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner, const Pairs& pairs,
+                                     const PutArguments& arguments);
 // Waits in slices without the GIL. Raises TimedOut.
 void wait_transfers(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns);
 

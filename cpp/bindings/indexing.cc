@@ -124,8 +124,9 @@ Index parse_one(py::handle object) {
   if (raw == Py_None) refuse("None (a new axis) is not an index here");
   if (is_torch_tensor(object)) {
     if (py::str(object.attr("device").attr("type")).cast<std::string>() != "cpu") {
-      refuse("an index on a device would have to be waited for; give block ids that are on the "
-             "CPU");
+      refuse(
+          "an index on a device would have to be waited for; give block ids that are on the "
+          "CPU");
     }
     if (object.attr("ndim").cast<int>() == 0) {
       if (describe(object).spec.dtype == DType::kBool) refuse("a bool is not an index here");
@@ -141,9 +142,10 @@ Index parse_one(py::handle object) {
     return parse_array(array.spec);
   }
   if (PyIndex_Check(raw) != 0) return as_integer(object);
-  refuse("indices are integers, slices, '...', lists or arrays of integers, and names in a group, "
-         "not " +
-         py::str(py::type::of(object)).cast<std::string>());
+  refuse(
+      "indices are integers, slices, '...', lists or arrays of integers, and names in a group, "
+      "not " +
+      py::str(py::type::of(object)).cast<std::string>());
 }
 
 }  // namespace

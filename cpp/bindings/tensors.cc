@@ -32,8 +32,8 @@ DType torch_dtype(py::handle dtype) {
   const std::string text = py::str(dtype);
   const std::string name = text.substr(text.rfind('.') + 1);
   if (const auto known = dtype_from_name(name)) return *known;
-  refuse(Code::kUnsupported, "kvzc does not move tensors of dtype " + text +
-                                 "; view it as torch.uint8 on both sides");
+  refuse(Code::kUnsupported,
+         "kvzc does not move tensors of dtype " + text + "; view it as torch.uint8 on both sides");
 }
 
 Described describe_torch(py::handle tensor) {
@@ -59,7 +59,8 @@ Described describe_torch(py::handle tensor) {
   TensorSpec& spec = out.spec;
   spec.dtype = torch_dtype(tensor.attr("dtype"));
   const auto item = static_cast<std::int64_t>(dtype_nbytes(spec.dtype));
-  for (const py::handle size : tensor.attr("shape")) spec.shape.push_back(size.cast<std::int64_t>());
+  for (const py::handle size : tensor.attr("shape"))
+    spec.shape.push_back(size.cast<std::int64_t>());
   for (const py::handle stride : tensor.attr("stride")()) {
     spec.strides_bytes.push_back(stride.cast<std::int64_t>() * item);
   }
@@ -93,14 +94,15 @@ DType numpy_dtype(py::handle dtype) {
   const std::string name = py::str(dtype.attr("name"));
   const auto known = dtype_from_name(name);
   if (!known) {
-    refuse(Code::kUnsupported, "kvzc does not move arrays of dtype " + name +
-                                   "; view it as numpy.uint8 on both sides");
+    refuse(Code::kUnsupported,
+           "kvzc does not move arrays of dtype " + name + "; view it as numpy.uint8 on both sides");
   }
   // ml_dtypes' types have no byte order to speak of.
   const std::string order = py::str(dtype.attr("byteorder"));
   if (order == (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? ">" : "<")) {
-    refuse(Code::kUnsupported, "the array's byte order is not this machine's; convert it with "
-                               "array.astype(array.dtype.newbyteorder('='))");
+    refuse(Code::kUnsupported,
+           "the array's byte order is not this machine's; convert it with "
+           "array.astype(array.dtype.newbyteorder('='))");
   }
   return *known;
 }
@@ -150,28 +152,48 @@ std::optional<DType> buffer_dtype(const char* format, std::size_t item) {
   const std::string text = format == nullptr ? "B" : format;
   constexpr std::string_view kNative =
       __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? std::string_view("@=<") : std::string_view("@=>");
-  const char kind =
-      text.size() == 2 && kNative.find(text[0]) != kNative.npos ? text[1] : text[0];
+  const char kind = text.size() == 2 && kNative.find(text[0]) != kNative.npos ? text[1] : text[0];
   if (text.size() > 2 || (text.size() == 2 && kind == text[0])) return std::nullopt;
   const auto sized = [item](DType one, DType two, DType four, DType eight) -> std::optional<DType> {
     switch (item) {
-      case 1: return one;
-      case 2: return two;
-      case 4: return four;
-      case 8: return eight;
-      default: return std::nullopt;
+      case 1:
+        return one;
+      case 2:
+        return two;
+      case 4:
+        return four;
+      case 8:
+        return eight;
+      default:
+        return std::nullopt;
     }
   };
   switch (kind) {
-    case 'b': case 'h': case 'i': case 'l': case 'q': case 'n':
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+    case 'n':
       return sized(DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64);
-    case 'B': case 'c': case 'H': case 'I': case 'L': case 'Q': case 'N':
+    case 'B':
+    case 'c':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+    case 'N':
       return sized(DType::kUint8, DType::kUint16, DType::kUint32, DType::kUint64);
-    case '?': return DType::kBool;
-    case 'e': return DType::kFloat16;
-    case 'f': return DType::kFloat32;
-    case 'd': return DType::kFloat64;
-    default: return std::nullopt;
+    case '?':
+      return DType::kBool;
+    case 'e':
+      return DType::kFloat16;
+    case 'f':
+      return DType::kFloat32;
+    case 'd':
+      return DType::kFloat64;
+    default:
+      return std::nullopt;
   }
 }
 

@@ -23,14 +23,14 @@ class EngineCore;
 class OperationSlot;
 
 struct EngineOptions {
-  std::string name;                          // Empty: a random one.
-  std::vector<std::string> transports;       // Empty: all that this machine can run.
-  double arrival_ttl_seconds = 300;          // Tags that nobody takes are dropped after this.
-  bool strict = false;                       // Refuse memory that is not registered.
-  std::uint32_t max_transfers = 16384;       // Running at the same time; then put pushes back.
-  std::uint32_t max_grants = 131072;         // Alive at the same time.
-  std::vector<std::uint32_t> allowed_uids;   // May connect besides this process's own user.
-  double connect_timeout_seconds = 10;       // For one attempt to reach a peer.
+  std::string name;                         // Empty: a random one.
+  std::vector<std::string> transports;      // Empty: all that this machine can run.
+  double arrival_ttl_seconds = 300;         // Tags that nobody takes are dropped after this.
+  bool strict = false;                      // Refuse memory that is not registered.
+  std::uint32_t max_transfers = 16384;      // Running at the same time; then put pushes back.
+  std::uint32_t max_grants = 131072;        // Alive at the same time.
+  std::vector<std::uint32_t> allowed_uids;  // May connect besides this process's own user.
+  double connect_timeout_seconds = 10;      // For one attempt to reach a peer.
   TransportTuning tuning;
   std::shared_ptr<SharedAllocator> allocator;  // Null: the engine makes its own.
 };
@@ -162,8 +162,7 @@ class Engine {
   // full, nothing was posted; whatever can be known before the first byte moves.
   Result<Transfer> try_put(std::span<const PutItem> items, const PutOptions& options);
   // Sleeps until such a call may be accepted, at most until the deadline.
-  void wait_for_room(const RemoteView& target, const PutOptions& options,
-                     std::int64_t deadline_ns);
+  void wait_for_room(const RemoteView& target, const PutOptions& options, std::int64_t deadline_ns);
   // Starts one transfer, waiting for room. Errors: as try_put(); kTimedOut.
   Result<Transfer> put(std::span<const PutItem> items, const PutOptions& options,
                        std::int64_t deadline_ns);

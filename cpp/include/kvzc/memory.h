@@ -50,11 +50,11 @@ class SharedAllocator {
 
 // A tensor as its owner describes it, before registration. Addresses, not offsets.
 struct TensorSpec {
-  std::string name;                // Only in groups.
+  std::string name;  // Only in groups.
   DType dtype = DType::kUint8;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides_bytes;
-  std::byte* data = nullptr;       // Element (0, 0, ...).
+  std::byte* data = nullptr;  // Element (0, 0, ...).
   std::byte* storage_data = nullptr;
   std::uint64_t storage_nbytes = 0;
   KeepAlive keep_alive;
@@ -68,9 +68,7 @@ struct LocalStorage {
   std::shared_ptr<SharedAllocation> allocation;  // Null: ordinary, private memory.
   KeepAlive keep_alive;
 
-  MemoryPiece piece() const {
-    return {data, nbytes, allocation ? &allocation->memory() : nullptr};
-  }
+  MemoryPiece piece() const { return {data, nbytes, allocation ? &allocation->memory() : nullptr}; }
 };
 
 // What a view of local memory keeps alive.

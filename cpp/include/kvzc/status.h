@@ -15,25 +15,25 @@ namespace kvzc {
 
 // X(code, name, Python built-in that the exception also is). The numbers travel on the wire
 // (cpp/WIRE.md): append, never reorder.
-#define KVZC_STATUS_CODES(X)                        \
-  X(kInvalidArgument, InvalidArgument, ValueError)  \
-  X(kOutOfRange, OutOfRange, IndexError)            \
-  X(kLayoutMismatch, LayoutMismatch, ValueError)    \
-  X(kBadHandle, BadHandle, ValueError)              \
-  X(kNotRegistered, NotRegistered, ValueError)      \
-  X(kStaleHandle, StaleHandle, ConnectionError)     \
-  X(kRevoked, Revoked, PermissionError)             \
-  X(kAccessDenied, AccessDenied, PermissionError)   \
-  X(kTimedOut, TimedOut, TimeoutError)              \
-  X(kWouldBlock, WouldBlock, BlockingIOError)       \
-  X(kPeerLost, PeerLost, ConnectionError)           \
-  X(kCancelled, Cancelled, RuntimeError)            \
-  X(kClosed, Closed, RuntimeError)                  \
+#define KVZC_STATUS_CODES(X)                                   \
+  X(kInvalidArgument, InvalidArgument, ValueError)             \
+  X(kOutOfRange, OutOfRange, IndexError)                       \
+  X(kLayoutMismatch, LayoutMismatch, ValueError)               \
+  X(kBadHandle, BadHandle, ValueError)                         \
+  X(kNotRegistered, NotRegistered, ValueError)                 \
+  X(kStaleHandle, StaleHandle, ConnectionError)                \
+  X(kRevoked, Revoked, PermissionError)                        \
+  X(kAccessDenied, AccessDenied, PermissionError)              \
+  X(kTimedOut, TimedOut, TimeoutError)                         \
+  X(kWouldBlock, WouldBlock, BlockingIOError)                  \
+  X(kPeerLost, PeerLost, ConnectionError)                      \
+  X(kCancelled, Cancelled, RuntimeError)                       \
+  X(kClosed, Closed, RuntimeError)                             \
   X(kTransportUnavailable, TransportUnavailable, RuntimeError) \
-  X(kUnsupported, Unsupported, NotImplementedError) \
-  X(kLimitExceeded, LimitExceeded, OSError)         \
-  X(kForkedEngine, ForkedEngine, RuntimeError)      \
-  X(kProtocol, ProtocolError, ConnectionError)      \
+  X(kUnsupported, Unsupported, NotImplementedError)            \
+  X(kLimitExceeded, LimitExceeded, OSError)                    \
+  X(kForkedEngine, ForkedEngine, RuntimeError)                 \
+  X(kProtocol, ProtocolError, ConnectionError)                 \
   X(kSystem, SystemFailure, OSError)
 
 enum class Code : std::uint8_t {
@@ -76,8 +76,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                // NOLINT: implicit on purpose
-  Result(Status status) : status_(std::move(status)) {}        // NOLINT: implicit on purpose
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit on purpose
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit on purpose
 
   bool is_ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }

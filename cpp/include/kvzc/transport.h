@@ -124,9 +124,7 @@ struct Operation {
 
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   // Gives whether this was the last reference.
-  [[nodiscard]] bool release() {
-    return references_.fetch_sub(1, std::memory_order_acq_rel) == 1;
-  }
+  [[nodiscard]] bool release() { return references_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
  private:
   std::atomic<std::uint32_t> references_{0};
@@ -156,12 +154,12 @@ class ArrivalSink {
 };
 
 struct TransportTuning {
-  std::uint32_t copy_threads = 0;              // 0: one less than the cores, at most 4, at least 1.
-  std::uint64_t inline_bytes = 128u << 10;     // Up to this the caller copies by itself.
-  std::uint64_t chunk_bytes = 256u << 10;      // A revoke waits for at most one chunk per thread.
-  std::uint64_t streaming_bytes = 1u << 20;    // From this on copies bypass the cache.
-  std::uint32_t tag_ring_bytes = 256u << 10;   // Per peer and direction, a power of two.
-  std::uint32_t arrival_depth = 65536;         // Tags per peer that nobody has taken yet.
+  std::uint32_t copy_threads = 0;             // 0: one less than the cores, at most 4, at least 1.
+  std::uint64_t inline_bytes = 128u << 10;    // Up to this the caller copies by itself.
+  std::uint64_t chunk_bytes = 256u << 10;     // A revoke waits for at most one chunk per thread.
+  std::uint64_t streaming_bytes = 1u << 20;   // From this on copies bypass the cache.
+  std::uint32_t tag_ring_bytes = 256u << 10;  // Per peer and direction, a power of two.
+  std::uint32_t arrival_depth = 65536;        // Tags per peer that nobody has taken yet.
 };
 
 // What an engine lends to its transports; all of it outlives them.
@@ -228,8 +226,8 @@ class ChannelHalf {
   virtual ~ChannelHalf() = default;
   // Gives what the peer needs to build the other half. Called once.
   virtual Result<Blob> offer() = 0;
-  // Joins both halves. `kick` asks the peer's engine, by the control connection, to drain, and gives
-  // whether the question was sent; it may be called on any thread.
+  // Joins both halves. `kick` asks the peer's engine, by the control connection, to drain, and
+  // gives whether the question was sent; it may be called on any thread.
   virtual Result<std::unique_ptr<Channel>> join(Blob peer_offer, std::uint64_t peer_token,
                                                 bool (*kick)(void*), void* kick_context) = 0;
 };

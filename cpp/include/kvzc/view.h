@@ -20,27 +20,27 @@
 namespace kvzc {
 
 // X(enumerator, name as in torch, bytes). The order is the wire's: append, never reorder.
-#define KVZC_DTYPES(X)                  \
-  X(kUint8, uint8, 1)                   \
-  X(kInt8, int8, 1)                     \
-  X(kBool, bool, 1)                     \
-  X(kInt16, int16, 2)                   \
-  X(kUint16, uint16, 2)                 \
-  X(kInt32, int32, 4)                   \
-  X(kUint32, uint32, 4)                 \
-  X(kInt64, int64, 8)                   \
-  X(kUint64, uint64, 8)                 \
-  X(kFloat16, float16, 2)               \
-  X(kBfloat16, bfloat16, 2)             \
-  X(kFloat32, float32, 4)               \
-  X(kFloat64, float64, 8)               \
-  X(kComplex64, complex64, 8)           \
-  X(kComplex128, complex128, 16)        \
-  X(kFloat8E4m3fn, float8_e4m3fn, 1)    \
-  X(kFloat8E5m2, float8_e5m2, 1)        \
+#define KVZC_DTYPES(X)                   \
+  X(kUint8, uint8, 1)                    \
+  X(kInt8, int8, 1)                      \
+  X(kBool, bool, 1)                      \
+  X(kInt16, int16, 2)                    \
+  X(kUint16, uint16, 2)                  \
+  X(kInt32, int32, 4)                    \
+  X(kUint32, uint32, 4)                  \
+  X(kInt64, int64, 8)                    \
+  X(kUint64, uint64, 8)                  \
+  X(kFloat16, float16, 2)                \
+  X(kBfloat16, bfloat16, 2)              \
+  X(kFloat32, float32, 4)                \
+  X(kFloat64, float64, 8)                \
+  X(kComplex64, complex64, 8)            \
+  X(kComplex128, complex128, 16)         \
+  X(kFloat8E4m3fn, float8_e4m3fn, 1)     \
+  X(kFloat8E5m2, float8_e5m2, 1)         \
   X(kFloat8E4m3fnuz, float8_e4m3fnuz, 1) \
   X(kFloat8E5m2fnuz, float8_e5m2fnuz, 1) \
-  X(kFloat8E8m0fnu, float8_e8m0fnu, 1)  \
+  X(kFloat8E8m0fnu, float8_e8m0fnu, 1)   \
   X(kComplex32, complex32, 4)
 
 enum class DType : std::uint8_t {
@@ -66,8 +66,8 @@ struct Axis {
 // A typed, shaped piece of one storage.
 struct TensorView {
   DType dtype = DType::kUint8;
-  std::uint32_t storage = 0;   // Index into the owner's storages.
-  std::int64_t offset = 0;     // Bytes from the storage's start to element (0, 0, ...).
+  std::uint32_t storage = 0;  // Index into the owner's storages.
+  std::int64_t offset = 0;    // Bytes from the storage's start to element (0, 0, ...).
   std::vector<Axis> axes;
 
   // Gives the number of elements; made so that it fits.

@@ -13,8 +13,8 @@ Result<FenceBoard> FenceBoard::create(std::uint32_t slots) {
 
 Result<FenceBoard> FenceBoard::open(OwnedFd fd, std::uint32_t slots) {
   if (slots == 0) return Status(Code::kProtocol, "the peer announced a fence board of 0 slots");
-  Result<SharedMemory> memory = SharedMemory::map(
-      std::move(fd), std::uint64_t{slots} * sizeof(Epoch), MapAccess::kRead);
+  Result<SharedMemory> memory =
+      SharedMemory::map(std::move(fd), std::uint64_t{slots} * sizeof(Epoch), MapAccess::kRead);
   if (!memory.is_ok()) return memory.status();
   FenceBoard out;
   out.memory_ = memory.take();

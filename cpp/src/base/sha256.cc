@@ -36,8 +36,7 @@ void Sha256::compress(const std::byte* block) {
   std::array<std::uint32_t, 64> w;
   for (std::size_t i = 0; i < 16; ++i) w[i] = load_big_endian(block + 4 * i);
   for (std::size_t i = 16; i < 64; ++i) {
-    const std::uint32_t s0 =
-        std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ (w[i - 15] >> 3);
+    const std::uint32_t s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ (w[i - 15] >> 3);
     const std::uint32_t s1 = std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ (w[i - 2] >> 10);
     w[i] = w[i - 16] + s0 + w[i - 7] + s1;
   }
@@ -100,7 +99,8 @@ Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> me
   }
   std::array<std::byte, 64> pad;
   const auto keyed = [&](std::byte with) {
-    std::transform(block.begin(), block.end(), pad.begin(), [with](std::byte b) { return b ^ with; });
+    std::transform(block.begin(), block.end(), pad.begin(),
+                   [with](std::byte b) { return b ^ with; });
     Sha256 hash;
     hash.update(pad);
     return hash;

@@ -22,13 +22,15 @@ Status shortage(int error_number, const std::string& doing, std::uint64_t nbytes
     case ENOMEM:
     case ENOSPC:
       return Status(Code::kLimitExceeded,
-                    text + "no memory is left for it. Ask for less, free some, or raise the "
-                           "container's memory limit (memory.max) or vm.max_map_count");
+                    text +
+                        "no memory is left for it. Ask for less, free some, or raise the "
+                        "container's memory limit (memory.max) or vm.max_map_count");
     case EMFILE:
     case ENFILE:
       return Status(Code::kLimitExceeded,
-                    text + "too many open files. Raise the limit (ulimit -n) or close regions and "
-                           "engines that are no longer needed");
+                    text +
+                        "too many open files. Raise the limit (ulimit -n) or close regions and "
+                        "engines that are no longer needed");
     case EFBIG:
       return Status(Code::kLimitExceeded,
                     text + "larger than the kernel or RLIMIT_FSIZE (ulimit -f) allows");
@@ -63,10 +65,10 @@ Result<SharedMemory> SharedMemory::create(const char* label, std::uint64_t nbyte
     return shortage(EFBIG, "allocation", nbytes);
   }
   if (const MemoryLimit limit = available_memory(); nbytes > limit.bytes) {
-    return Status(Code::kLimitExceeded,
-                  "allocation of " + std::to_string(nbytes) + " bytes failed: " +
-                      std::to_string(limit.bytes) + " are left by " + limit.source +
-                      ". Ask for less, free some, or raise that limit");
+    return Status(Code::kLimitExceeded, "allocation of " + std::to_string(nbytes) +
+                                            " bytes failed: " + std::to_string(limit.bytes) +
+                                            " are left by " + limit.source +
+                                            ". Ask for less, free some, or raise that limit");
   }
   // Growing a file beyond this limit does not fail, it kills: SIGXFSZ.
   rlimit file_size{};
@@ -113,7 +115,8 @@ Result<SharedMemory> SharedMemory::map(OwnedFd fd, std::uint64_t nbytes, MapAcce
   out.data_ = static_cast<std::byte*>(data);
   out.nbytes_ = nbytes;
   out.fd_ = std::move(fd);
-  out.identity_ = {static_cast<std::uint64_t>(info.st_dev), static_cast<std::uint64_t>(info.st_ino)};
+  out.identity_ = {static_cast<std::uint64_t>(info.st_dev),
+                   static_cast<std::uint64_t>(info.st_ino)};
   return out;
 }
 
@@ -125,8 +128,7 @@ Result<OwnedFd> SharedMemory::read_only_fd() const {
 }
 
 ForkGuard::ForkGuard() : nbytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
-  void* page =
-      mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* page = mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return;
   if (madvise(page, nbytes_, MADV_WIPEONFORK) != 0) {
     munmap(page, nbytes_);

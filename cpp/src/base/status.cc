@@ -26,8 +26,8 @@ Status Status::system(int error_number, std::string_view doing) {
   char buffer[128];
   // The GNU form returns the text, which need not lie in the buffer.
   const char* text = strerror_r(error_number, buffer, sizeof buffer);
-  return Status(Code::kSystem, std::string(doing) + ": " + text + " (errno " +
-                                   std::to_string(error_number) + ")");
+  return Status(Code::kSystem,
+                std::string(doing) + ": " + text + " (errno " + std::to_string(error_number) + ")");
 }
 
 std::string Status::to_string() const {

@@ -52,9 +52,8 @@ Result<OwnedFd> listen_at(const std::string& name) {
   if (!fd.is_ok()) return fd;
   if (bind(fd->get(), reinterpret_cast<sockaddr*>(&address->socket), address->length) != 0) {
     if (errno == EADDRINUSE) {
-      return Status(Code::kInvalidArgument,
-                    "an engine of this name runs already on this host ('" + name +
-                        "'); give this one another name, or none");
+      return Status(Code::kInvalidArgument, "an engine of this name runs already on this host ('" +
+                                                name + "'); give this one another name, or none");
     }
     return Status::system(errno, "bind of the control socket");
   }

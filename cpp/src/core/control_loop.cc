@@ -110,10 +110,11 @@ void ControlLoop::run_posted() {
 void ControlLoop::run() {
   for (;;) {
     std::array<epoll_event, 64> events;
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                                 next_timeout_ms());
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), next_timeout_ms());
     for (int i = 0; i < count; ++i) {
-      // A handler may have unwatched a later one of this batch. A copy, since it may unwatch itself.
+      // A handler may have unwatched a later one of this batch. A copy, since it may unwatch
+      // itself.
       const auto found = handlers_.find(events[static_cast<std::size_t>(i)].data.fd);
       if (found == handlers_.end()) continue;
       const Handler handler = found->second;

@@ -75,7 +75,8 @@ Status Endpoint::fence(FenceTicket grant, std::int64_t deadline_ns) {
   for (const auto& channel : channels_) {
     if (!channel) continue;
     Status fenced = channel->fence(grant, deadline_ns);
-    if (!fenced.is_ok()) return Status(fenced.code(), peer_words() + ": " + std::string(fenced.text()));
+    if (!fenced.is_ok())
+      return Status(fenced.code(), peer_words() + ": " + std::string(fenced.text()));
   }
   return Status::ok();
 }
@@ -160,9 +161,9 @@ void Endpoint::accept(OwnedFd socket) {
 
 Status Endpoint::watch_socket() {
   host_.sockets().add(socket_.get());
-  return host_.loop().watch(socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t events) {
-    self->on_events(events);
-  });
+  return host_.loop().watch(
+      socket_.get(), EPOLLIN,
+      [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
 }
 
 void Endpoint::on_events(std::uint32_t events) {
@@ -215,9 +216,8 @@ void Endpoint::close_socket() {
 
 void Endpoint::on_message(Message message) {
   const auto opened = wire::open(message.bytes);
-  Status handled = opened.is_ok()
-                       ? handle(opened->first, opened->second, std::move(message.fds))
-                       : opened.status();
+  Status handled = opened.is_ok() ? handle(opened->first, opened->second, std::move(message.fds))
+                                  : opened.status();
   if (!handled.is_ok()) lose(handled, PeerFate::kUnknown);
 }
 
@@ -405,8 +405,8 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
   std::string ours, theirs;
   for (const auto& transport : transports) ours += " " + std::string(transport->name());
   for (const wire::Offer& offer : offers) theirs += " " + offer.transport;
-  return Status(Code::kTransportUnavailable, "no transport in common: here" + ours +
-                                                 ", at the peer" + theirs);
+  return Status(Code::kTransportUnavailable,
+                "no transport in common: here" + ours + ", at the peer" + theirs);
 }
 
 void Endpoint::become_ready() {
@@ -452,8 +452,8 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
   if (!grant) {
     answer.code = Code::kRevoked;
     answer.text = "the owner has revoked this grant, or closed its region; ask it for a new handle";
-  } else if (!equal_in_constant_time(
-                 attach.proof, wire::prove(grant->key, kAttachRole, session_, grant->id))) {
+  } else if (!equal_in_constant_time(attach.proof,
+                                     wire::prove(grant->key, kAttachRole, session_, grant->id))) {
     answer.code = Code::kBadHandle;
     answer.text = "the handle's key does not fit its grant: the handle is forged or damaged";
   } else {
@@ -507,8 +507,9 @@ Status Endpoint::on_storage(const wire::Storage& storage, std::vector<OwnedFd> f
   Import import;
   import.nbytes = storage.nbytes;
   for (const auto& transport : transports) {
-    import.roads.emplace_back(Status(Code::kTransportUnavailable,
-                                     std::string(transport->name()) + ": the peer does not have it"));
+    import.roads.emplace_back(
+        Status(Code::kTransportUnavailable,
+               std::string(transport->name()) + ": the peer does not have it"));
   }
   std::size_t at = 0;
   for (const wire::Road& road : storage.roads) {

@@ -41,8 +41,7 @@ class EndpointHost {
   // It can carry operations from now on.
   virtual void endpoint_ready(Endpoint& endpoint) = 0;
   // It never will again; `bindings` are those that used it or waited for it.
-  virtual void endpoint_lost(Endpoint& endpoint,
-                             std::span<const std::shared_ptr<Binding>> bindings,
+  virtual void endpoint_lost(Endpoint& endpoint, std::span<const std::shared_ptr<Binding>> bindings,
                              PeerFate fate) = 0;
   // One that was lost without being gone is gone now.
   virtual void endpoint_gone(Endpoint& endpoint) = 0;
@@ -94,8 +93,15 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool is_server() const { return is_server_; }
 
  private:
-  enum class Stage { kNew, kConnecting, kAwaitChallenge, kAwaitWelcome, kAwaitHello, kAwaitProof,
-                     kReady };
+  enum class Stage {
+    kNew,
+    kConnecting,
+    kAwaitChallenge,
+    kAwaitWelcome,
+    kAwaitHello,
+    kAwaitProof,
+    kReady
+  };
   struct Import {
     std::uint64_t nbytes = 0;
     // One per transport of this engine: the memory, or why it cannot be reached that way.

@@ -171,9 +171,7 @@ std::string Region::path() const {
                      "come from kvzc.empty(shape, dtype)";
 }
 
-Status Region::close(std::int64_t deadline_ns) {
-  return core_->close_region(record_, deadline_ns);
-}
+Status Region::close(std::int64_t deadline_ns) { return core_->close_region(record_, deadline_ns); }
 
 void Region::close_later() { core_->close_region_later(record_); }
 
@@ -250,8 +248,7 @@ Result<std::shared_ptr<const PeerInfo>> Engine::peer_of(const RemoteView& target
 Status Engine::peer_status(const PeerInfo& peer) const { return core_->peer_status(peer); }
 
 Result<std::vector<Arrival>> Engine::wait_arrivals(std::string_view tag, std::size_t count,
-                                                   const PeerInfo* peer,
-                                                   std::int64_t deadline_ns) {
+                                                   const PeerInfo* peer, std::int64_t deadline_ns) {
   return core_->wait_arrivals(tag, count, peer, deadline_ns);
 }
 

@@ -30,9 +30,7 @@ constexpr std::uint64_t kMostPieces = 1u << 24;
 // A waiting thread looks this long before it sleeps.
 constexpr std::int64_t kSpinNs = 20'000;
 
-Status closed() {
-  return Status(Code::kClosed, "the engine is closed; make another one");
-}
+Status closed() { return Status(Code::kClosed, "the engine is closed; make another one"); }
 
 // A shortage passes; asked again, it may go well.
 bool may_change(Code code) {
@@ -189,11 +187,12 @@ Result<Region> EngineCore::register_memory(std::span<const TensorSpec> tensors) 
     status = check_within(view, tensor.storage_nbytes);
     if (!status.is_ok()) return Status(status.code(), which + std::string(status.text()));
     if (view.nbytes() == 0) {
-      return Status(Code::kInvalidArgument, which + view.describe() +
-                                                " has no bytes; there is nothing to register");
+      return Status(Code::kInvalidArgument,
+                    which + view.describe() + " has no bytes; there is nothing to register");
     }
     if (!names.insert(tensor.name).second) {
-      return Status(Code::kInvalidArgument, "two tensors of the group are named '" + tensor.name + "'");
+      return Status(Code::kInvalidArgument,
+                    "two tensors of the group are named '" + tensor.name + "'");
     }
     record->layout.tensors.push_back(std::move(view));
     if (!tensor.name.empty()) record->layout.names.push_back(tensor.name);
@@ -249,8 +248,9 @@ Result<LocalView> EngineCore::find_or_borrow(const TensorSpec& tensor) {
     view.offset = tensor.data - storage->data;
   } else if (options_.strict) {
     return Status(Code::kNotRegistered,
-                  view.describe() + " is not registered, and this engine is strict; register its "
-                                    "storage first (" +
+                  view.describe() +
+                      " is not registered, and this engine is strict; register its "
+                      "storage first (" +
                       storages_.describe_nearest(tensor.data) + ")");
   } else {
     storage = storages_.make_temporary(tensor);
@@ -288,8 +288,7 @@ Result<HandleInfo> EngineCore::handle_of(RegionRecord& record) {
   return info;
 }
 
-Status EngineCore::fence_everywhere(std::span<const FenceTicket> grants,
-                                    std::int64_t deadline_ns) {
+Status EngineCore::fence_everywhere(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
   Endpoints endpoints;
   {
     std::lock_guard lock(mutex_);
@@ -577,15 +576,16 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Put
   if (!status.is_ok()) return status;
   if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to put");
   if (options.notify && options.notify->size() > kMaxTagBytes) {
-    return Status(Code::kInvalidArgument,
-                  "the notify tag has " + std::to_string(options.notify->size()) + " bytes; " +
-                      std::to_string(kMaxTagBytes) + " fit");
+    return Status(Code::kInvalidArgument, "the notify tag has " +
+                                              std::to_string(options.notify->size()) + " bytes; " +
+                                              std::to_string(kMaxTagBytes) + " fit");
   }
   const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
   for (const PutItem& item : items) {
     if (item.target->handle->info.device_kind != 0) {
-      return Status(Code::kUnsupported, "the target lies in device memory, which this version "
-                                        "does not reach");
+      return Status(Code::kUnsupported,
+                    "the target lies in device memory, which this version "
+                    "does not reach");
     }
     if ((static_cast<int>(item.target->handle->info.access) & static_cast<int>(needed)) == 0) {
       return Status(Code::kAccessDenied, direction == Direction::kPut
@@ -656,8 +656,8 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Put
     case Binding::Next::kFail:
       break;
     case Binding::Next::kFull:
-      status = Status(Code::kWouldBlock,
-                      "1024 transfers wait already for the connection to this peer");
+      status =
+          Status(Code::kWouldBlock, "1024 transfers wait already for the connection to this peer");
       break;
   }
   if (!status.is_ok()) {
@@ -680,8 +680,8 @@ Result<Transfer> EngineCore::connect(const RemoteView& target) {
   nothing.view.tensors.push_back(empty);
   const RemoteView where{target.handle, nothing.view};
   const PutItem item{&nothing, &where};
-  const Direction direction = target.handle->info.access == Access::kGet ? Direction::kGet
-                                                                         : Direction::kPut;
+  const Direction direction =
+      target.handle->info.access == Access::kGet ? Direction::kGet : Direction::kPut;
   return try_submit(direction, {&item, 1}, {}, Purpose::kConnect);
 }
 
@@ -780,8 +780,8 @@ void EngineCore::on_connection() {
       if (endpoint->is_server() && !endpoint->is_ready()) half_open.push_back(endpoint);
     }
     if (half_open.size() >= kMostHalfOpen) {
-      half_open.front()->turn_away(
-          "too many connections to the engine '" + options_.name + "' are half open; try again");
+      half_open.front()->turn_away("too many connections to the engine '" + options_.name +
+                                   "' are half open; try again");
     }
     auto endpoint = std::make_shared<Endpoint>(
         *this, now_ns() + static_cast<std::int64_t>(options_.connect_timeout_seconds * 1e9));
@@ -823,11 +823,11 @@ void EngineCore::check_handshakes() {
   for (const auto& endpoint : std::vector(endpoints_)) {
     if (endpoint->is_ready() || endpoint->is_lost()) continue;
     if (endpoint->handshake_deadline_ns() <= now) {
-      endpoint->lose(Status(Code::kTimedOut,
-                            "the peer did not finish the handshake within " +
-                                std::to_string(options_.connect_timeout_seconds) +
-                                " seconds; its process may be stopped, or is not kvzc"),
-                     PeerFate::kUnknown);
+      endpoint->lose(
+          Status(Code::kTimedOut, "the peer did not finish the handshake within " +
+                                      std::to_string(options_.connect_timeout_seconds) +
+                                      " seconds; its process may be stopped, or is not kvzc"),
+          PeerFate::kUnknown);
     } else {
       next = std::min(next, endpoint->handshake_deadline_ns());
     }
@@ -845,8 +845,7 @@ void EngineCore::endpoint_ready(Endpoint& endpoint) {
 }
 
 void EngineCore::endpoint_lost(Endpoint& endpoint,
-                               std::span<const std::shared_ptr<Binding>> bindings,
-                               PeerFate fate) {
+                               std::span<const std::shared_ptr<Binding>> bindings, PeerFate fate) {
   const Status why = endpoint.why();
   const bool was_ready = endpoint.is_ready();
   {
@@ -866,8 +865,8 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
   // A peer that was never reached may be there next time.
   const bool may_retry = may_change(why.code()) || (!was_ready && why.code() == Code::kPeerLost);
   for (const auto& binding : bindings) {
-    for (OperationSlot* slot : binding->fail(
-             why, may_retry ? Binding::Finality::kRetry : Binding::Finality::kFinal)) {
+    for (OperationSlot* slot :
+         binding->fail(why, may_retry ? Binding::Finality::kRetry : Binding::Finality::kFinal)) {
       retire(*slot, why);
     }
   }
@@ -885,8 +884,8 @@ void EngineCore::endpoint_gone(Endpoint& endpoint) {
 void EngineCore::binding_answered(const std::shared_ptr<Binding>& binding, Status status,
                                   std::shared_ptr<const Binding::Resolved> resolved) {
   if (!status.is_ok()) {
-    const auto finality = may_change(status.code()) ? Binding::Finality::kRetry
-                                                    : Binding::Finality::kFinal;
+    const auto finality =
+        may_change(status.code()) ? Binding::Finality::kRetry : Binding::Finality::kFinal;
     for (OperationSlot* slot : binding->fail(status, finality)) retire(*slot, status);
     return;
   }

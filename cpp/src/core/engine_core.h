@@ -65,8 +65,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   Result<Transfer> try_submit(Direction direction, std::span<const PutItem> items,
                               const PutOptions& options, Purpose purpose = Purpose::kPut);
   Result<Transfer> connect(const RemoteView& target);
-  void wait_for_room(const RemoteView& target, const PutOptions& options,
-                     std::int64_t deadline_ns);
+  void wait_for_room(const RemoteView& target, const PutOptions& options, std::int64_t deadline_ns);
   Status cancel(OperationSlot& slot, std::int64_t deadline_ns);
   std::shared_ptr<Binding> binding_for(const RemoteView& view);
 
@@ -95,8 +94,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   std::span<const std::unique_ptr<Transport>> transports() override { return transports_; }
   bool is_allowed(std::uint32_t uid) const override;
   void endpoint_ready(Endpoint& endpoint) override;
-  void endpoint_lost(Endpoint& endpoint,
-                     std::span<const std::shared_ptr<Binding>> bindings, PeerFate fate) override;
+  void endpoint_lost(Endpoint& endpoint, std::span<const std::shared_ptr<Binding>> bindings,
+                     PeerFate fate) override;
   void endpoint_gone(Endpoint& endpoint) override;
   void start_binding(std::shared_ptr<Binding> binding) override;
   void binding_answered(const std::shared_ptr<Binding>& binding, Status status,
@@ -124,8 +123,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void on_connection();
   void check_handshakes();
   void tick();
-  // Something that waits for a credit: a transfer that was accepted before its peer was reached, or,
-  // without a slot, the tag of one that has ended.
+  // Something that waits for a credit: a transfer that was accepted before its peer was reached,
+  // or, without a slot, the tag of one that has ended.
   struct CreditWaiter {
     OperationSlot* slot = nullptr;
     Binding::Orphan orphan;
@@ -174,7 +173,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   bool credit_timer_ = false;
 
   // Shared by all threads.
-  std::mutex close_mutex_;  // One close at a time.
+  std::mutex close_mutex_;    // One close at a time.
   mutable std::mutex mutex_;  // Guards the next eight.
   std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_;
   std::uint64_t next_region_ = 1;

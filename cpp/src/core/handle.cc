@@ -162,8 +162,9 @@ Result<HandleInfo> decode_handle(std::span<const std::byte> bytes) {
     return damaged("its checksum does not fit");
   }
   if (kind != 0 || flags != 0) {
-    return Status(Code::kBadHandle, "the handle is of a kind that this kvzc does not know: use the "
-                                    "same kvzc on both sides");
+    return Status(Code::kBadHandle,
+                  "the handle is of a kind that this kvzc does not know: use the "
+                  "same kvzc on both sides");
   }
 
   in = ByteReader(body.subspan(kPrefixBytes));
@@ -254,7 +255,8 @@ Result<std::vector<std::byte>> handle_from_text(std::string_view text) {
   int bits = 0;
   for (const char c : text) {
     const std::size_t digit = kDigits.find(c);
-    if (digit == std::string_view::npos) return damaged("the text has a character that no handle has");
+    if (digit == std::string_view::npos)
+      return damaged("the text has a character that no handle has");
     group = (group << 6) | static_cast<std::uint32_t>(digit);
     bits += 6;
     if (bits >= 8) {

@@ -19,8 +19,8 @@ constexpr DTypeInfo kDTypes[] = {
 #undef KVZC_INFO
 };
 
-// The smallest and largest position on an axis, in strides, 0 included: so that no partial sum of an
-// element's offset lies outside either. Requires: size > 0.
+// The smallest and largest position on an axis, in strides, 0 included: so that no partial sum of
+// an element's offset lies outside either. Requires: size > 0.
 std::pair<std::int64_t, std::int64_t> positions(const Axis& axis) {
   if (!axis.list) return {0, axis.size - 1};
   const auto [least, most] = std::minmax_element(axis.list->begin(), axis.list->end());
@@ -253,8 +253,8 @@ Result<TensorView> index_tensor(const TensorView& view, std::span<const Index> i
       }
     } else if (const auto* slice = std::get_if<Slice>(&index)) {
       if (slice->step == 0) return Status(Code::kInvalidArgument, "a slice has step 0");
-      out.axes.push_back(take_slice(axis, resolve(*slice, axis.size),
-                                    is_empty ? nullptr : &out.offset));
+      out.axes.push_back(
+          take_slice(axis, resolve(*slice, axis.size), is_empty ? nullptr : &out.offset));
     } else if (const auto* list = std::get_if<IndexList>(&index)) {
       Result<Axis> taken = take_list(axis, *list, axis_number);
       if (!taken.is_ok()) return taken.status();
@@ -346,10 +346,10 @@ Result<View> index_view(const View& view, std::span<const Index> indices) {
 
 Status check_same_layout(const View& source, const View& target) {
   if (source.tensors.size() != target.tensors.size()) {
-    return Status(Code::kLayoutMismatch,
-                  "the source has " + std::to_string(source.tensors.size()) +
-                      " tensors and the target " + std::to_string(target.tensors.size()) +
-                      "; pick the same number on both sides");
+    return Status(Code::kLayoutMismatch, "the source has " + std::to_string(source.tensors.size()) +
+                                             " tensors and the target " +
+                                             std::to_string(target.tensors.size()) +
+                                             "; pick the same number on both sides");
   }
   for (std::size_t i = 0; i < source.tensors.size(); ++i) {
     const TensorView& a = source.tensors[i];
@@ -375,7 +375,7 @@ struct PairedAxis {
   std::int64_t size;
   std::int64_t local_stride;
   std::int64_t remote_stride;
-  const std::int64_t* local_list;   // Null: regular.
+  const std::int64_t* local_list;  // Null: regular.
   const std::int64_t* remote_list;
 
   bool is_regular() const { return local_list == nullptr && remote_list == nullptr; }
@@ -568,7 +568,8 @@ Status check_no_overlap(const TensorView& target) {
   // Interleaved or truly overlapping: look at the bytes themselves.
   std::vector<Run> runs;
   cut_runs(target, nullptr, target, runs);
-  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.remote < b.remote; });
+  std::sort(runs.begin(), runs.end(),
+            [](const Run& a, const Run& b) { return a.remote < b.remote; });
   for (std::size_t i = 1; i < runs.size(); ++i) {
     if (runs[i].remote < runs[i - 1].remote + runs[i - 1].nbytes) return overlaps();
   }

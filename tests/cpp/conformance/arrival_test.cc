@@ -75,7 +75,8 @@ TEST_P(ArrivalTest, EveryTagOfManyThreadsArrivesOnce) {
         }
         EXPECT_EQ(seen.size(), expected);
         for (int t = 0; t < kThreads; ++t) {
-          for (int i = 0; i < per_thread; ++i) ASSERT_TRUE(seen.contains(tag_of(t, i))) << tag_of(t, i);
+          for (int i = 0; i < per_thread; ++i)
+            ASSERT_TRUE(seen.contains(tag_of(t, i))) << tag_of(t, i);
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         EXPECT_TRUE(engine->poll_arrivals(100).empty());
@@ -255,14 +256,16 @@ TEST_P(ArrivalTest, AWaitForOnePeerLeavesTheTagsOfOthersAlone) {
         const auto first = engine->wait_arrivals("first", 1, nullptr, in_seconds(30));
         const auto second = engine->wait_arrivals("second", 1, nullptr, in_seconds(30));
         ASSERT_TRUE(first.is_ok() && second.is_ok());
-        const auto wanted = engine->wait_arrivals("same", 1, (*second)[0].peer.get(), in_seconds(30));
+        const auto wanted =
+            engine->wait_arrivals("same", 1, (*second)[0].peer.get(), in_seconds(30));
         ASSERT_TRUE(wanted.is_ok()) << wanted.status().to_string();
         EXPECT_EQ((*wanted)[0].peer->engine_name, (*second)[0].peer->engine_name);
         EXPECT_EQ(engine->wait_arrivals("same", 1, (*second)[0].peer.get(), in_seconds(0.02))
                       .status()
                       .code(),
                   Code::kTimedOut);
-        EXPECT_TRUE(engine->wait_arrivals("same", 1, (*first)[0].peer.get(), in_seconds(30)).is_ok());
+        EXPECT_TRUE(
+            engine->wait_arrivals("same", 1, (*first)[0].peer.get(), in_seconds(30)).is_ok());
         party.tell("end");
       },
       [&](Party& party) {
@@ -309,7 +312,8 @@ TEST_P(ArrivalTest, APollLeavesAloneWhatSomebodyWaitsFor) {
 TEST_P(ArrivalTest, ATagThatNobodyTakesIsDroppedInTime) {
   run(
       [&](Party& party) {
-        auto engine = party.make_engine([](EngineOptions& options) { options.arrival_ttl_seconds = 0.1; });
+        auto engine =
+            party.make_engine([](EngineOptions& options) { options.arrival_ttl_seconds = 0.1; });
         OwnedMemory memory = make_memory(*engine, 64);
         party.tell(memory.handle_text());
         party.hear();

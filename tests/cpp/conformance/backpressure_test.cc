@@ -37,7 +37,8 @@ TEST_P(BackpressureTest, AFullInboxRefusesAndOneTakenTagMakesRoom) {
         // Nothing was dropped: the other seven and the one that found room.
         std::size_t taken = 0;
         const std::int64_t patience = in_seconds(30);
-        while (taken < kDepth && in_seconds(0) < patience) taken += engine->poll_arrivals(100).size();
+        while (taken < kDepth && in_seconds(0) < patience)
+          taken += engine->poll_arrivals(100).size();
         EXPECT_EQ(taken, kDepth);
         party.tell("end");
       },

@@ -1,8 +1,7 @@
 // What must not be written is refused, and nothing has moved.
-#include "conformance/peer_group.h"
-
 #include "base/bytes.h"
 #include "base/sha256.h"
+#include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
 namespace {
@@ -59,7 +58,8 @@ class BoundsTest : public Conformance {
 
 TEST_P(BoundsTest, AnIndexBeyondTheShapeIsRefused) {
   run_refused([](Engine&, const RemoteView& target, const LocalView&) {
-    for (const std::int64_t at : {std::int64_t{kBytes}, -std::int64_t{kBytes} - 1, INT64_MAX, INT64_MIN}) {
+    for (const std::int64_t at :
+         {std::int64_t{kBytes}, -std::int64_t{kBytes} - 1, INT64_MAX, INT64_MIN}) {
       const Index index = at;
       EXPECT_EQ(target.index({&index, 1}).status().code(), Code::kOutOfRange) << at;
       const Index list = std::make_shared<const std::vector<std::int64_t>>(1, at);
@@ -89,7 +89,8 @@ TEST_P(BoundsTest, ADifferentDtypeIsRefused) {
 
 TEST_P(BoundsTest, ATargetThatNamesABlockTwiceIsRefused) {
   run_refused([](Engine& engine, const RemoteView& target, const LocalView& view) {
-    const Index twice = std::make_shared<const std::vector<std::int64_t>>(std::initializer_list<std::int64_t>{5, 9, 5});
+    const Index twice = std::make_shared<const std::vector<std::int64_t>>(
+        std::initializer_list<std::int64_t>{5, 9, 5});
     EXPECT_EQ(outcome(engine, slice(view, 0, 3), target.index({&twice, 1}).take()),
               Code::kInvalidArgument);
   });
@@ -242,7 +243,8 @@ TEST_P(BoundsTest, AnOldHandleDoesNotOpenTheNextGrant) {
 TEST_P(BoundsTest, APutIntoItsOwnSourceIsRefusedAndKeepsNoRoomForItsTag) {
   run(
       [](Party& party) {
-        auto owner = party.make_engine([](EngineOptions& options) { options.tuning.arrival_depth = 4; });
+        auto owner =
+            party.make_engine([](EngineOptions& options) { options.tuning.arrival_depth = 4; });
         OwnedMemory memory = make_memory(*owner, 200);
         fill(memory.data(), 200, 1);
         auto writer = party.make_engine([&](EngineOptions& options) {

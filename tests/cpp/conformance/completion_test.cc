@@ -91,7 +91,8 @@ TEST_P(CompletionTest, ADroppedTransferRunsToItsEnd) {
       ASSERT_TRUE(engine.put({&item, 1}, {}, in_seconds(30)).is_ok());
     }
     const std::int64_t patience = in_seconds(30);
-    while (engine.stats().transfers_done == 0 && in_seconds(0) < patience) std::this_thread::yield();
+    while (engine.stats().transfers_done == 0 && in_seconds(0) < patience)
+      std::this_thread::yield();
     EXPECT_EQ(engine.stats().transfers_done, 1u);
   });
 }
@@ -204,7 +205,8 @@ TEST_P(CompletionTest, ACancelledTransferBeginsNothingMore) {
         for (int round = 0; round < count; ++round) {
           party.hear();
           const std::byte* const tail = memory.data() + kBytes - kTail;
-          ASSERT_TRUE(std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{}; }))
+          ASSERT_TRUE(
+              std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{}; }))
               << "round " << round;
           party.tell("next");
         }

@@ -23,7 +23,8 @@ TEST_P(ConcurrencyTest, ThreadsPutRegisterWaitPollAndCloseAtOnce) {
         std::atomic<int> taken{0};
         std::thread poller([&] {
           while (!is_over.load()) {
-            for (const Arrival& arrival : engine->poll_arrivals(10)) taken += arrival.tag == "waited";
+            for (const Arrival& arrival : engine->poll_arrivals(10))
+              taken += arrival.tag == "waited";
             (void)engine->stats();
           }
         });

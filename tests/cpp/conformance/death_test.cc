@@ -185,8 +185,9 @@ TEST_P(DeathTest, APutThatWaitsForRoomEndsWithThePeer) {
       });
 }
 
-// A writer that is stopped in the middle of a chunk, as seen by the owner of `memory`; the owner says
-// whether it was held up. One that is stopped between two chunks holds nobody up: then once more.
+// A writer that is stopped in the middle of a chunk, as seen by the owner of `memory`; the owner
+// says whether it was held up. One that is stopped between two chunks holds nobody up: then once
+// more.
 class StoppedWriterTest : public Conformance {
  protected:
   using Owner = std::function<bool(OwnedMemory memory, pid_t writer)>;

@@ -1,5 +1,5 @@
-// Runs the conformance suite. A skip that tests/cpp/skips.txt does not declare, with a reason, fails
-// the run; so does a declared one that was not needed.
+// Runs the conformance suite. A skip that tests/cpp/skips.txt does not declare, with a reason,
+// fails the run; so does a declared one that was not needed.
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // PeerGroup: the same test as two threads and as two processes.
 //
-// One party owns memory, the other writes into it. They talk over a socket pair, for handles and for
-// "now it is your turn"; nothing else connects them but the engines under test.
+// One party owns memory, the other writes into it. They talk over a socket pair, for handles and
+// for "now it is your turn"; nothing else connects them but the engines under test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ std::vector<Case> all_cases();
 std::string case_name(const ::testing::TestParamInfo<Case>& info);
 
 // Each promise's file ends with this line.
-#define KVZC_CONFORMANCE(Suite)                                                      \
+#define KVZC_CONFORMANCE(Suite)                                                          \
   INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(kvzc::conformance::all_cases()), \
                            kvzc::conformance::case_name)
 

@@ -25,7 +25,8 @@ class PutTest : public Conformance {
           party.hear();
           for (std::uint64_t i = 0; i < total; ++i) {
             const bool is_inside = i >= begin && i < begin + nbytes;
-            const std::byte expected = is_inside ? pattern(i - begin, kSource) : pattern(i, kBefore);
+            const std::byte expected =
+                is_inside ? pattern(i - begin, kSource) : pattern(i, kBefore);
             ASSERT_EQ(memory.data()[i], expected) << "at " << i << " of " << total;
           }
           party.tell("seen");
@@ -80,7 +81,8 @@ void ScatterTest::scatter(std::int64_t block_bytes, const std::vector<std::int64
   run(
       [&](Party& party) {
         auto engine = party.make_engine();
-        auto allocation = engine->allocator().allocate(static_cast<std::uint64_t>(kBlocks * block_bytes)).take();
+        auto allocation =
+            engine->allocator().allocate(static_cast<std::uint64_t>(kBlocks * block_bytes)).take();
         fill(allocation->data(), allocation->nbytes(), kBefore);
         const TensorSpec spec = blocks(allocation->data());
         OwnedMemory memory{allocation, engine->register_memory({&spec, 1}).take()};
@@ -92,7 +94,8 @@ void ScatterTest::scatter(std::int64_t block_bytes, const std::vector<std::int64
             const auto here = static_cast<std::uint64_t>(block * block_bytes + i);
             std::byte expected = pattern(here, kBefore);
             if (at != target_ids.end()) {
-              const std::int64_t from = source_ids[static_cast<std::size_t>(at - target_ids.begin())];
+              const std::int64_t from =
+                  source_ids[static_cast<std::size_t>(at - target_ids.begin())];
               expected = pattern(static_cast<std::uint64_t>(from * block_bytes + i), kSource);
             }
             ASSERT_EQ(memory.data()[here], expected) << "block " << block << " byte " << i;
@@ -123,7 +126,8 @@ TEST_P(ScatterTest, LittleRunsThatFollowTheRestOfALargeOneLandToo) {
 }
 
 TEST_P(PutTest, RowsWithGapsLandRowByRow) {
-  // Rows of 100 bytes, 100 apart at the source and 164 apart at the target, and the other way round.
+  // Rows of 100 bytes, 100 apart at the source and 164 apart at the target, and the other way
+  // round.
   constexpr std::int64_t kRows = 40;
   const auto rows = [](std::byte* data, std::int64_t pitch) {
     TensorSpec spec;
@@ -149,8 +153,9 @@ TEST_P(PutTest, RowsWithGapsLandRowByRow) {
             const std::int64_t column = i % target_pitch;
             const bool is_inside = row < kRows && column < 100;
             const std::byte expected =
-                is_inside ? pattern(static_cast<std::uint64_t>(row * source_pitch + column), kSource)
-                          : pattern(static_cast<std::uint64_t>(i), kBefore);
+                is_inside
+                    ? pattern(static_cast<std::uint64_t>(row * source_pitch + column), kSource)
+                    : pattern(static_cast<std::uint64_t>(i), kBefore);
             ASSERT_EQ(memory.data()[i], expected) << "row " << row << " byte " << column;
           }
           party.tell("seen");
@@ -196,7 +201,8 @@ TEST_P(PutTest, TensorsOfAGroupAndSeveralItemsLandInTheirOwnMemory) {
         party.meet();
         // Three items of one transfer, in another order.
         for (std::uint32_t i = 0; i < 3; ++i) {
-          EXPECT_EQ(first_difference(allocations[i]->data(), kEach, kSource + 2 - i), -1) << names[i];
+          EXPECT_EQ(first_difference(allocations[i]->data(), kEach, kSource + 2 - i), -1)
+              << names[i];
         }
         party.tell("seen");
       },

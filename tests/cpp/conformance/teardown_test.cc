@@ -324,9 +324,11 @@ TEST_P(TeardownTest, AnEngineThatClosesGivesRunningTransfersTimeAndThenStopsThem
         party.hear();
         // Nothing of the end was begun, and nothing begins after the close.
         const std::byte* const tail = memory.data() + kLarge - kTail;
-        EXPECT_TRUE(std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{}; }));
+        EXPECT_TRUE(
+            std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{}; }));
         party.meet();
-        EXPECT_TRUE(std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{7}; }));
+        EXPECT_TRUE(
+            std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{7}; }));
         party.tell("seen");
       },
       [&](Party& party) {

@@ -140,8 +140,7 @@ void ShmChannel::run_chunk(Operation& operation, const Chunk& chunk) {
 void ShmChannel::copy_chunk(const Operation& operation, const Chunk& chunk) const {
   const bool is_put = operation.direction == Direction::kPut;
   const bool streaming = operation.nbytes >= host_.tuning.streaming_bytes;
-  std::byte* base =
-      static_cast<MappedMemory*>(operation.segments[chunk.segment].remote)->data();
+  std::byte* base = static_cast<MappedMemory*>(operation.segments[chunk.segment].remote)->data();
   std::uint64_t skip = chunk.skip_bytes;
   std::uint64_t left = chunk.nbytes;
   for (const Run* run = &operation.runs[chunk.first_run]; left > 0; ++run) {
@@ -258,8 +257,7 @@ void ShmChannel::drain() {
     RecordHeader header;
     char tag[kMaxTagBytes];
     peer_.outbox.read(shared_.head, &header, sizeof header);
-    if (header.tag_bytes > kMaxTagBytes ||
-        record_bytes(header.tag_bytes) > tail - shared_.head ||
+    if (header.tag_bytes > kMaxTagBytes || record_bytes(header.tag_bytes) > tail - shared_.head ||
         shared_.received_tags - shared_.taken_tags.load() >= host_.tuning.arrival_depth) {
       lose(Status(Code::kProtocol, "the peer's ring of tags is damaged"), PeerFate::kUnknown);
       return;

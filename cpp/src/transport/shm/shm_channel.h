@@ -28,9 +28,9 @@ class MappedMemory final : public RemoteMemory {
 
 // What a peer gave of itself when the channel was set up.
 struct PeerSide {
-  Outbox outbox;       // The peer writes, we drain.
-  Doorbell doorbell;   // We ring, the peer sleeps.
-  FenceBoard fences;   // The peer moves epochs on, we read.
+  Outbox outbox;                    // The peer writes, we drain.
+  Doorbell doorbell;                // We ring, the peer sleeps.
+  FenceBoard fences;                // The peer moves epochs on, we read.
   std::uint32_t arrival_depth = 0;  // Tags of ours that its inbox holds.
 };
 
@@ -60,13 +60,13 @@ class ShmChannel final : public Channel {
     mutable std::mutex lost_mutex;
     Status lost_why;  // Guarded by lost_mutex.
 
-    std::mutex send_mutex;               // Guards the next four.
-    std::uint64_t reserved_bytes = 0;    // Ring bytes that credits were given for, ever.
+    std::mutex send_mutex;             // Guards the next four.
+    std::uint64_t reserved_bytes = 0;  // Ring bytes that credits were given for, ever.
     std::uint64_t reserved_tags = 0;
     std::uint64_t tail = 0;
     std::uint64_t kicked_head = ~std::uint64_t{0};
 
-    std::mutex drain_mutex;              // Guards the next two.
+    std::mutex drain_mutex;  // Guards the next two.
     std::uint64_t head = 0;
     std::uint64_t received_tags = 0;
     std::atomic<std::uint64_t> taken_tags{0};

@@ -47,11 +47,10 @@ class ShmChannelHalf final : public ChannelHalf {
     }
     Result<Outbox> outbox = Outbox::open(std::move(peer_offer.fds[kOutboxFd]), ring_bytes);
     if (!outbox.is_ok()) return outbox.status();
-    Result<Doorbell> doorbell = Doorbell::open(std::move(peer_offer.fds[kDoorbellFd]),
-                                               std::move(peer_offer.fds[kEventFd]));
+    Result<Doorbell> doorbell =
+        Doorbell::open(std::move(peer_offer.fds[kDoorbellFd]), std::move(peer_offer.fds[kEventFd]));
     if (!doorbell.is_ok()) return doorbell.status();
-    Result<FenceBoard> fences =
-        FenceBoard::open(std::move(peer_offer.fds[kFencesFd]), fence_slots);
+    Result<FenceBoard> fences = FenceBoard::open(std::move(peer_offer.fds[kFencesFd]), fence_slots);
     if (!fences.is_ok()) return fences.status();
     return std::unique_ptr<Channel>(std::make_unique<ShmChannel>(
         host_, pool_, std::move(outbox_),
