@@ -21,7 +21,6 @@ std::shared_ptr<const PeerInfo> first_peer(Engine& engine) {
 }
 
 TEST_P(DeathTest, AWriterThatIsKilledInMidTransferIsLostAndItsTransferDoesNotArrive) {
-  if (GetParam().mode == Mode::kThreads) return;  // A thread cannot be killed alone.
   constexpr std::uint64_t kBytes = 128 << 20;
   const int count = rounds(5);
   for (int round = 0; round < count; ++round) {
@@ -76,7 +75,6 @@ TEST_P(DeathTest, AWriterThatIsKilledInMidTransferIsLostAndItsTransferDoesNotArr
 }
 
 TEST_P(DeathTest, PutsToAnOwnerThatWasKilledEndAsPeerLost) {
-  if (GetParam().mode == Mode::kThreads) return;
   constexpr std::uint64_t kBytes = 64 << 20;
   run(
       [&](Party& party) {
@@ -117,7 +115,6 @@ TEST_P(DeathTest, PutsToAnOwnerThatWasKilledEndAsPeerLost) {
 }
 
 TEST_P(DeathTest, PutsThatWaitForAnOwnerThatIsKilledEnd) {
-  if (GetParam().mode == Mode::kThreads) return;
   run(
       [&](Party& party) {
         const pid_t pid = fork();
@@ -150,7 +147,6 @@ TEST_P(DeathTest, PutsThatWaitForAnOwnerThatIsKilledEnd) {
 }
 
 TEST_P(DeathTest, APutThatWaitsForRoomEndsWithThePeer) {
-  if (GetParam().mode == Mode::kThreads) return;
   run(
       [&](Party& party) {
         const pid_t pid = fork();
@@ -194,7 +190,6 @@ class StoppedWriterTest : public Conformance {
   static constexpr std::uint64_t kBytes = 128 << 20;
 
   void run_stopped(const Owner& owner) {
-    if (GetParam().mode == Mode::kThreads) return;
     bool was_held_up = false;
     for (int round = 0; round < 10 && !was_held_up; ++round) {
       int answer[2];
@@ -273,8 +268,8 @@ TEST_P(StoppedWriterTest, ACloseThatTimesOutNamesItAndHasRevokedAllTheSame) {
   });
 }
 
-KVZC_CONFORMANCE(DeathTest);
-KVZC_CONFORMANCE(StoppedWriterTest);
+KVZC_CONFORMANCE_OF_PROCESSES(DeathTest);
+KVZC_CONFORMANCE_OF_PROCESSES(StoppedWriterTest);
 
 }  // namespace
 }  // namespace kvzc::conformance

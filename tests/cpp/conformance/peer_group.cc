@@ -119,6 +119,12 @@ std::vector<Case> all_cases() {
   return out;
 }
 
+std::vector<Case> process_cases() {
+  std::vector<Case> out = all_cases();
+  std::erase_if(out, [](const Case& each) { return each.mode == Mode::kThreads; });
+  return out;
+}
+
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   return info.param.sut.name + (info.param.mode == Mode::kThreads ? "_threads" : "_processes");
 }

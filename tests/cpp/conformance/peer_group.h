@@ -69,11 +69,18 @@ class Conformance : public ::testing::TestWithParam<Case> {
 };
 
 std::vector<Case> all_cases();
+std::vector<Case> process_cases();
 std::string case_name(const ::testing::TestParamInfo<Case>& info);
 
 // Each promise's file ends with this line.
 #define KVZC_CONFORMANCE(Suite)                                                          \
   INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(kvzc::conformance::all_cases()), \
+                           kvzc::conformance::case_name)
+
+// The same for a file whose tests kill or stop a party, which only a process can be: they are not
+// instantiated as threads, so none passes without having run.
+#define KVZC_CONFORMANCE_OF_PROCESSES(Suite)                                                 \
+  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(kvzc::conformance::process_cases()), \
                            kvzc::conformance::case_name)
 
 // --- Memory for tests ---
