@@ -45,7 +45,7 @@ void put_bw(const Options& options, Report& report) {
     const LocalView from = processes.engine().find_or_borrow(spec).take();
     const Index index = Slice{0, static_cast<std::int64_t>(nbytes), std::nullopt};
     const RemoteView to = processes.target().index({&index, 1}).take();
-    const PutItem item{&from, &to};
+    const TransferItem item{&from, &to};
     const auto put = [&] {
       const Transfer transfer = processes.engine().try_put({&item, 1}, {}).take();
       (void)transfer.wait(INT64_MAX);

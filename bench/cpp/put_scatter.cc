@@ -60,7 +60,7 @@ void put_scatter(const Options& options, Report& report) {
       const Index to_index = to_ids;
       const LocalView from = all.index({&from_index, 1}).take();
       const RemoteView to = blocks.index({&to_index, 1}).take();
-      const PutItem item{&from, &to};
+      const TransferItem item{&from, &to};
       const Transfer transfer = processes.engine().try_put({&item, 1}, {}).take();
       (void)transfer.wait(INT64_MAX);
       runs = transfer.run_count();

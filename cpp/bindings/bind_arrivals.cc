@@ -63,6 +63,19 @@ void bind_arrivals(py::module_& module) {
             return error_object(self.owner->engine->peer_status(*self.info));
           },
           "Why it is lost, or None.")
+      .def(
+          "notify",
+          [](const PyPeer& self, const py::bytes& tag, const std::optional<double>& deadline,
+             const std::optional<double>& accept_timeout) {
+            const py::none nothing;
+            const std::optional<py::bytes> sent(tag);
+            return notify(self.owner, *self.info,
+                          {nothing, sent, nothing, deadline, accept_timeout});
+          },
+          py::arg("tag"), py::kw_only(), py::arg("deadline") = py::none(),
+          py::arg("accept_timeout") = py::none(),
+          "Sends a tag of up to 240 bytes without data. Returns a Transfer. Raises PeerLost,\n"
+          "WouldBlock, TimedOut, Closed.")
       .def("__repr__", [](const PyPeer& self) {
         return "<kvzc.Peer '" + self.info->engine_name + "', pid " +
                std::to_string(self.info->pid) + ">";

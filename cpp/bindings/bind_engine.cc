@@ -1,6 +1,7 @@
 // Engines, and the module-level functions of the default one.
 
 #include <algorithm>
+#include <variant>
 
 #include "bindings.h"
 
@@ -72,6 +73,7 @@ py::typing::Dict<py::str, py::int_> stats_dict(const EngineStats& stats) {
   out["arrivals_taken"] = stats.arrivals_taken;
   out["arrivals_expired"] = stats.arrivals_expired;
   out["arrivals_forgotten"] = stats.arrivals_forgotten;
+  out["quarantined_bytes"] = stats.quarantined_bytes;
   return out;
 }
 
@@ -108,6 +110,7 @@ constexpr const char* kPutDoc =
     "after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.\n"
     "notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.\n"
     "label: any object; comes back as Transfer.label.\n"
+    "deadline: seconds from now after which the transfer is cancelled by itself.\n"
     "accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises\n"
     "    WouldBlock instead, with nothing posted. Default: the engine's default_timeout.\n\n"
     "Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,\n"
@@ -118,6 +121,22 @@ constexpr const char* kPutDoc =
 constexpr const char* kPutManyDoc =
     "Writes several (source, target) pairs as one transfer, with one notify after all bytes.\n"
     "All targets come from one handle, and no byte may be in two of them. Otherwise as put().";
+
+constexpr const char* kGetDoc =
+    "Reads the memory behind `source` into `target`; the other side's program takes no part.\n\n"
+    "target: a writable tensor, array, buffer, Region or LocalView. It is kept alive until the\n"
+    "    transfer ends, and holds the bytes once that is done.\n"
+    "source: a RemoteHandle or a part of one, of equal shape and dtype, granted for 'get'.\n"
+    "notify: a tag that arrives at the source's engine after the last byte was read.\n\n"
+    "Everything else as in put().";
+
+constexpr const char* kGetManyDoc =
+    "Reads several (target, source) pairs as one transfer, with one notify after all bytes.\n"
+    "All sources come from one handle, and no byte may be in two targets. Otherwise as get().";
+
+constexpr const char* kNotifyDoc =
+    "Sends a tag of up to 240 bytes without data, to the engine behind a handle or to a Peer.\n\n"
+    "Returns a Transfer. Raises PeerLost, StaleHandle, Revoked, WouldBlock, TimedOut, Closed.";
 
 constexpr const char* kRegisterDoc =
     "Registers memory, so that peers can be given handles to it.\n\n"
@@ -155,12 +174,17 @@ constexpr const char* kEngineDoc =
     "copy_threads: threads for large copies; 0 chooses by the number of cores.\n"
     "max_transfers: transfers that may run at once before put() pushes back.\n"
     "max_grants: handles that may be alive at once.\n"
+    "faults: a Faults, to make trouble on demand in tests.\n"
     "connect_timeout: seconds for one attempt to reach a peer.";
 
-// The four keyword arguments that every put has.
-#define KVZC_PUT_ARGUMENTS                                                      \
+// The keyword arguments that every put and get has.
+#define KVZC_TRANSFER_ARGUMENTS                                                 \
   py::kw_only(), py::arg("after") = py::none(), py::arg("notify") = py::none(), \
-                 py::arg("label") = py::none(), py::arg("accept_timeout") = py::none()
+                 py::arg("label") = py::none(), py::arg("deadline") = py::none(), \
+                 py::arg("accept_timeout") = py::none()
+
+using Tag = std::optional<py::bytes>;
+using Seconds = std::optional<double>;
 
 void bind_default_engine(py::module_& module) {
   module.def("default_engine", &default_engine,
@@ -177,24 +201,51 @@ void bind_default_engine(py::module_& module) {
   module.def(
       "put",
       [](const py::object& source, const RemoteView& target, const py::object& after,
-         const std::optional<py::bytes>& notify, const py::object& label,
-         const std::optional<double>& accept_timeout) {
-        return put(default_engine(), source, target, {after, notify, label, accept_timeout});
+         const Tag& notify, const py::object& label, const Seconds& deadline,
+         const Seconds& accept_timeout) {
+        return transfer(default_engine(), Direction::kPut, source, py::cast(target),
+                        {after, notify, label, deadline, accept_timeout});
       },
-      py::arg("source"), py::arg("target"), KVZC_PUT_ARGUMENTS, kPutDoc);
+      py::arg("source"), py::arg("target"), KVZC_TRANSFER_ARGUMENTS, kPutDoc);
+  module.def(
+      "get",
+      [](const py::object& target, const RemoteView& source, const py::object& after,
+         const Tag& notify, const py::object& label, const Seconds& deadline,
+         const Seconds& accept_timeout) {
+        return transfer(default_engine(), Direction::kGet, target, py::cast(source),
+                        {after, notify, label, deadline, accept_timeout});
+      },
+      py::arg("target"), py::arg("source"), KVZC_TRANSFER_ARGUMENTS, kGetDoc);
   module.def(
       "put_many",
-      [](const Pairs& pairs, const py::object& after, const std::optional<py::bytes>& notify,
-         const py::object& label, const std::optional<double>& accept_timeout) {
-        return put_many(default_engine(), pairs, {after, notify, label, accept_timeout});
+      [](const Pairs& pairs, const py::object& after, const Tag& notify, const py::object& label,
+         const Seconds& deadline, const Seconds& accept_timeout) {
+        return transfer_many(default_engine(), Direction::kPut, pairs,
+                             {after, notify, label, deadline, accept_timeout});
       },
-      py::arg("pairs"), KVZC_PUT_ARGUMENTS, kPutManyDoc);
+      py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kPutManyDoc);
+  module.def(
+      "get_many",
+      [](const Pairs& pairs, const py::object& after, const Tag& notify, const py::object& label,
+         const Seconds& deadline, const Seconds& accept_timeout) {
+        return transfer_many(default_engine(), Direction::kGet, pairs,
+                             {after, notify, label, deadline, accept_timeout});
+      },
+      py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kGetManyDoc);
   module.def(
       "connect",
       [](const RemoteView& handle, const std::optional<double>& timeout) {
         return connect(default_engine(), handle, timeout);
       },
       py::arg("handle"), py::arg("timeout") = py::none(), kConnectDoc);
+  module.def(
+      "_is_sharable",
+      [](std::uintptr_t address, std::uint64_t nbytes) {
+        return state().allocator->find(reinterpret_cast<const std::byte*>(address), nbytes) !=
+               nullptr;
+      },
+      py::arg("address"), py::arg("nbytes"),
+      "Whether these bytes lie in memory that other processes can map.");
   module.def(
       "_after_fork_in_child",
       [] {
@@ -216,14 +267,71 @@ std::shared_ptr<PyEngine> default_engine() {
   return engine;
 }
 
+namespace {
+
+constexpr const char* kFaultsDoc =
+    "Trouble on demand, for tests of programs that must live with it: Engine(faults=Faults(...)).\n\n"
+    "What kvzc promises stays promised: a notify never overtakes its data, a transfer ends once,\n"
+    "and not one byte moves after the end. Chances are 0 to 1, drawn from one seeded sequence.\n\n"
+    "seed: of the random numbers.\n"
+    "stripe_bytes: transfers are cut into stripes of at most this size, which travel apart; 0: not.\n"
+    "delay: stripes, ends and tags are held back for a random time up to this, in seconds.\n"
+    "reorder: stripes begin in random order.\n"
+    "post_failure: chance that a transfer fails at once (SystemFailure) with nothing moved.\n"
+    "stripe_failure: chance that it fails after some of its stripes have moved.\n"
+    "completion_loss: chance that its end is never told: it runs until it is cancelled, its\n"
+    "    deadline passes, or the peer is lost.\n"
+    "vanish_after: after this many transfers to a peer, that peer falls silent; 0: never.\n"
+    "detection: seconds until a silent peer is reported lost; math.inf: never.";
+
+void bind_faults(py::module_& module) {
+  py::class_<FaultOptions>(module, "Faults", kFaultsDoc)
+      .def(py::init([](std::uint64_t seed, std::uint64_t stripe_bytes, double delay, bool reorder,
+                       double post_failure, double stripe_failure, double completion_loss,
+                       std::uint64_t vanish_after, double detection) {
+             for (const double chance : {post_failure, stripe_failure, completion_loss}) {
+               if (!(chance >= 0 && chance <= 1)) throw py::value_error("a chance is 0 to 1");
+             }
+             if (!(delay >= 0 && delay < 3600) || !(detection >= 0)) {
+               throw py::value_error("delay and detection are seconds, 0 or more");
+             }
+             FaultOptions options;
+             options.seed = seed;
+             options.stripe_bytes = stripe_bytes;
+             options.most_delay_seconds = delay;
+             options.reorder = reorder;
+             options.post_failure = post_failure;
+             options.stripe_failure = stripe_failure;
+             options.completion_loss = completion_loss;
+             options.vanish_after_posts = vanish_after;
+             options.detection_seconds = detection;
+             return options;
+           }),
+           py::kw_only(), py::arg("seed") = 1, py::arg("stripe_bytes") = 0, py::arg("delay") = 0.0,
+           py::arg("reorder") = false, py::arg("post_failure") = 0.0,
+           py::arg("stripe_failure") = 0.0, py::arg("completion_loss") = 0.0,
+           py::arg("vanish_after") = 0, py::arg("detection") = 1.0)
+      .def("__repr__", [](const FaultOptions& self) {
+        return "<kvzc.Faults seed=" + std::to_string(self.seed) + ">";
+      });
+}
+
+}  // namespace
+
+void declare_engine(py::module_& module) {
+  py::class_<PyEngine, std::shared_ptr<PyEngine>>(module, "Engine", kEngineDoc);
+}
+
 void bind_engine(py::module_& module) {
-  py::class_<PyEngine, std::shared_ptr<PyEngine>>(module, "Engine", kEngineDoc)
+  bind_faults(module);
+  py::reinterpret_borrow<py::class_<PyEngine, std::shared_ptr<PyEngine>>>(module.attr("Engine"))
       .def(py::init([](const std::optional<std::string>& name,
                        const std::optional<std::vector<std::string>>& transports,
                        double default_timeout, bool strict, double arrival_ttl,
                        std::uint32_t arrival_depth, const Users& allow_users,
                        std::uint32_t copy_threads, std::uint32_t max_transfers,
-                       std::uint32_t max_grants, double connect_timeout) {
+                       std::uint32_t max_grants, double connect_timeout,
+                       const std::optional<FaultOptions>& faults) {
              EngineOptions options;
              options.name = name.value_or("");
              options.transports = transports.value_or(std::vector<std::string>());
@@ -236,6 +344,7 @@ void bind_engine(py::module_& module) {
              }
              if (arrival_depth == 0) throw py::value_error("arrival_depth is at least 1");
              options.strict = strict;
+             options.faults = faults;
              options.arrival_ttl_seconds = arrival_ttl;
              options.connect_timeout_seconds = std::min(connect_timeout, 1e9);
              options.max_transfers = max_transfers;
@@ -252,7 +361,7 @@ void bind_engine(py::module_& module) {
            py::arg("arrival_ttl") = 300.0, py::arg("arrival_depth") = 65536,
            py::arg("allow_users") = py::tuple(), py::arg("copy_threads") = 0,
            py::arg("max_transfers") = 16384, py::arg("max_grants") = 131072,
-           py::arg("connect_timeout") = 10.0)
+           py::arg("connect_timeout") = 10.0, py::arg("faults") = py::none())
       .def_property_readonly(
           "name", [](const PyEngine& self) { return self.engine->name(); },
           "Its name, given or random.")
@@ -279,20 +388,54 @@ void bind_engine(py::module_& module) {
       .def(
           "put",
           [](const std::shared_ptr<PyEngine>& self, const py::object& source,
-             const RemoteView& target, const py::object& after,
-             const std::optional<py::bytes>& notify, const py::object& label,
-             const std::optional<double>& accept_timeout) {
-            return put(self, source, target, {after, notify, label, accept_timeout});
+             const RemoteView& target, const py::object& after, const Tag& notify,
+             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout) {
+            return transfer(self, Direction::kPut, source, py::cast(target),
+                            {after, notify, label, deadline, accept_timeout});
           },
-          py::arg("source"), py::arg("target"), KVZC_PUT_ARGUMENTS, kPutDoc)
+          py::arg("source"), py::arg("target"), KVZC_TRANSFER_ARGUMENTS, kPutDoc)
+      .def(
+          "get",
+          [](const std::shared_ptr<PyEngine>& self, const py::object& target,
+             const RemoteView& source, const py::object& after, const Tag& notify,
+             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout) {
+            return transfer(self, Direction::kGet, target, py::cast(source),
+                            {after, notify, label, deadline, accept_timeout});
+          },
+          py::arg("target"), py::arg("source"), KVZC_TRANSFER_ARGUMENTS, kGetDoc)
       .def(
           "put_many",
           [](const std::shared_ptr<PyEngine>& self, const Pairs& pairs, const py::object& after,
-             const std::optional<py::bytes>& notify, const py::object& label,
-             const std::optional<double>& accept_timeout) {
-            return put_many(self, pairs, {after, notify, label, accept_timeout});
+             const Tag& notify, const py::object& label, const Seconds& deadline,
+             const Seconds& accept_timeout) {
+            return transfer_many(self, Direction::kPut, pairs,
+                                 {after, notify, label, deadline, accept_timeout});
           },
-          py::arg("pairs"), KVZC_PUT_ARGUMENTS, kPutManyDoc)
+          py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kPutManyDoc)
+      .def(
+          "get_many",
+          [](const std::shared_ptr<PyEngine>& self, const Pairs& pairs, const py::object& after,
+             const Tag& notify, const py::object& label, const Seconds& deadline,
+             const Seconds& accept_timeout) {
+            return transfer_many(self, Direction::kGet, pairs,
+                                 {after, notify, label, deadline, accept_timeout});
+          },
+          py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kGetManyDoc)
+      .def(
+          "notify",
+          [](const std::shared_ptr<PyEngine>& self,
+             const std::variant<PyPeer, RemoteView>& target, const py::bytes& tag, const Seconds& deadline,
+             const Seconds& accept_timeout) {
+            const py::none nothing;
+            const Tag sent(tag);
+            const TransferArguments arguments{nothing, sent, nothing, deadline, accept_timeout};
+            if (const auto* peer = std::get_if<PyPeer>(&target)) {
+              return notify(self, *peer->info, arguments);
+            }
+            return notify(self, std::get<RemoteView>(target), arguments);
+          },
+          py::arg("target"), py::arg("tag"), py::kw_only(), py::arg("deadline") = py::none(),
+          py::arg("accept_timeout") = py::none(), kNotifyDoc)
       .def("connect", &connect, py::arg("handle"), py::arg("timeout") = py::none(), kConnectDoc)
       .def(
           "stats", [](const PyEngine& self) { return stats_dict(self.engine->stats()); },

@@ -78,6 +78,69 @@ std::vector<TensorSpec> specs_of(py::handle object) {
   return specs;
 }
 
+constexpr const char* kGrantDoc =
+    "Gives out a right to just this part: 'put', 'get' or 'both'. It has its own key and is\n"
+    "revoked alone; making one costs microseconds, a hundred thousand may be alive.\n\n"
+    "Returns a Grant, whose handle() goes to the other side. The grant holds until revoke(), or\n"
+    "until the region is closed, also when the Grant object is dropped. Raises Closed,\n"
+    "LimitExceeded.";
+
+constexpr const char* kRevokeDoc =
+    "Returns once no put or get through it touches the memory, so that its blocks may be given to\n"
+    "somebody else. Transfers that run through it end as Revoked at their senders; other grants,\n"
+    "transfers and peers go on. Idempotent.\n\n"
+    "timeout: seconds, by default the engine's. A peer that does not leave in time: TimedOut names\n"
+    "    it. The grant is revoked all the same, but the memory is in quarantine (see stats()):\n"
+    "    do not use it before a later revoke() has returned.\n"
+    "force: cut such a peer off instead: its transfers fail, its connection closes, and not one\n"
+    "    more byte of it lands. Raises Unsupported, with the reason, where that cannot be had.";
+
+Access access_of(const std::string& name) {
+  if (name == "put") return Access::kPut;
+  if (name == "get") return Access::kGet;
+  if (name == "both") return Access::kBoth;
+  throw py::value_error("access is 'put', 'get' or 'both', not '" + name + "'");
+}
+
+const char* access_name(Access access) {
+  switch (access) {
+    case Access::kPut:
+      return "put";
+    case Access::kGet:
+      return "get";
+    default:
+      return "both";
+  }
+}
+
+// Waits in slices, so that Ctrl-C is seen, and cuts off only when the time is over.
+template <typename Revoke>
+void revoke_in_slices(const PyEngine& owner, const std::optional<double>& timeout, bool force,
+                      const Revoke& revoke) {
+  const std::int64_t deadline = deadline_of(timeout, owner.default_timeout);
+  Status status = wait_in_slices(
+      deadline, [&](std::int64_t slice_ns) { return revoke(slice_ns, Force::kNo); });
+  if (status.code() == Code::kTimedOut && force) {
+    const GilRelease release;
+    status = revoke(deadline, Force::kYes);
+  }
+  release_waiting_objects();
+  check(status);
+}
+
+PyLocalView view_in(const std::shared_ptr<PyEngine>& owner, LocalView view) {
+  return PyLocalView{std::move(view), owner};
+}
+
+PyGrant grant_of(const std::shared_ptr<PyEngine>& owner, const LocalView& view,
+                 const std::string& access) {
+  return PyGrant{owner, take(owner->engine->grant(view, access_of(access)))};
+}
+
+PyRemoteHandle handle_with(const HandleInfo& info) {
+  return PyRemoteHandle{take(RemoteView::from_bytes(take(encode_handle(info))))};
+}
+
 py::bytes bytes_of(const PyRemoteHandle& handle) {
   const std::vector<std::byte> bytes = take(encode_handle(handle.handle->info));
   return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -86,6 +149,55 @@ py::bytes bytes_of(const PyRemoteHandle& handle) {
 PyRemoteHandle handle_from(const py::bytes& data) {
   const std::string_view view = data;
   return PyRemoteHandle{take(RemoteView::from_bytes(std::as_bytes(std::span(view))))};
+}
+
+void bind_grants(py::module_& module) {
+  py::class_<PyGrant> grant(
+      module, "Grant",
+      "A right that was given out: to put, to get, or both, in one view of a region.\n\n"
+      "A context manager: leaving it revokes the grant. Dropping it does not.");
+  add_view_properties(grant, [](const PyGrant& self) -> const View& { return self.grant.view(); });
+  const auto revoke = [](const PyGrant& self, const std::optional<double>& timeout, bool force) {
+    revoke_in_slices(*self.owner, timeout, force, [&](std::int64_t deadline_ns, Force how) {
+      return self.grant.revoke(deadline_ns, how);
+    });
+  };
+  grant
+      .def(
+          "handle", [](const PyGrant& self) { return handle_with(take(self.grant.handle())); },
+          "Gives the handle for the other side: just this view, with its own key. Raises Revoked.")
+      .def_property_readonly(
+          "access", [](const PyGrant& self) { return access_name(self.grant.access()); },
+          "'put', 'get' or 'both'.")
+      .def_property_readonly(
+          "revoked", [](const PyGrant& self) { return self.grant.is_revoked(); },
+          "Whether it holds no more.")
+      .def("revoke", revoke, py::arg("timeout") = py::none(), py::kw_only(),
+           py::arg("force") = false, kRevokeDoc)
+      .def(
+          "close",
+          [revoke](const PyGrant& self, const std::optional<double>& timeout) {
+            revoke(self, timeout, false);
+          },
+          py::arg("timeout") = py::none(), "The same as revoke().")
+      .def(
+          "__enter__", [](PyGrant& self) -> PyGrant& { return self; },
+          py::return_value_policy::reference)
+      .def(
+          "__exit__",
+          [](const py::object& self, const py::object&, const py::object&, const py::object&) {
+            self.attr("revoke")();
+          },
+          py::arg("type"), py::arg("value"), py::arg("traceback"))
+      .def("__reduce__",
+           [](const PyGrant&) -> py::object {
+             throw py::type_error(
+                 "a grant belongs to its process and is not pickled; send grant.handle() instead");
+           })
+      .def("__repr__", [](const PyGrant& self) {
+        return "<kvzc.Grant " + std::string(access_name(self.grant.access())) + ", " +
+               words(self.grant.view()) + (self.grant.is_revoked() ? ", revoked>" : ">");
+      });
 }
 
 }  // namespace
@@ -98,23 +210,10 @@ std::unique_ptr<PyRegion> register_object(const std::shared_ptr<PyEngine>& owner
 }
 
 void bind_memory(py::module_& module) {
-  py::class_<LocalView> local(
-      module, "LocalView",
-      "A part of a region: the source of a put. Made by indexing a region; copies nothing.");
-  add_view_properties(local, [](const LocalView& self) -> const View& { return self.view; });
-  local
-      .def(
-          "__getitem__",
-          [](const LocalView& self, const py::object& key) {
-            return take(self.index(parse_index(key)));
-          },
-          py::arg("key"), kIndexDoc)
-      .def("__repr__",
-           [](const LocalView& self) { return "<kvzc.LocalView " + words(self.view) + ">"; });
-
   py::class_<RemoteView> remote(
       module, "RemoteView",
-      "A part of what a handle grants: the target of a put. Made by indexing a handle.");
+      "A part of what a handle grants: the target of a put, the source of a get. Made by indexing\n"
+      "a handle.");
   add_view_properties(remote, [](const RemoteView& self) -> const View& { return self.view; });
   remote
       .def(
@@ -123,6 +222,23 @@ void bind_memory(py::module_& module) {
             return take(self.index(parse_index(key)));
           },
           py::arg("key"), kIndexDoc)
+      .def(
+          "notify",
+          [](const RemoteView& self, const py::bytes& tag,
+             const std::optional<std::shared_ptr<PyEngine>>& engine,
+             const std::optional<double>& deadline, const std::optional<double>& accept_timeout) {
+            const py::none nothing;
+            const std::optional<py::bytes> sent(tag);
+            return notify(engine ? *engine : default_engine(), self,
+                          {nothing, sent, nothing, deadline, accept_timeout});
+          },
+          py::arg("tag"), py::kw_only(), py::arg("engine") = py::none(),
+          py::arg("deadline") = py::none(), py::arg("accept_timeout") = py::none(),
+          "Sends a tag of up to 240 bytes without data to the engine that owns the memory, from\n"
+          "`engine` or the default one. Returns a Transfer. Raises as put() does.")
+      .def_property_readonly(
+          "access", [](const RemoteView& self) { return access_name(self.handle->info.access); },
+          "What it grants: 'put', 'get' or 'both'.")
       .def("__repr__", [](const RemoteView& self) {
         return "<kvzc.RemoteView " + words(self.view) + " at engine '" +
                self.handle->info.engine_name + "'>";
@@ -155,6 +271,29 @@ void bind_memory(py::module_& module) {
            })
       .def(py::pickle(&bytes_of, &handle_from));
 
+  bind_grants(module);
+
+  py::class_<PyLocalView> local(
+      module, "LocalView",
+      "A part of a region: the source of a put, the target of a get, what a grant covers. Made by\n"
+      "indexing a region; copies nothing.");
+  add_view_properties(local, [](const PyLocalView& self) -> const View& { return self.view; });
+  local
+      .def(
+          "__getitem__",
+          [](const PyLocalView& self, const py::object& key) {
+            return view_in(self.owner, take(self.index(parse_index(key))));
+          },
+          py::arg("key"), kIndexDoc)
+      .def(
+          "grant",
+          [](const PyLocalView& self, const std::string& access) {
+            return grant_of(self.owner, self, access);
+          },
+          py::arg("access") = "both", kGrantDoc)
+      .def("__repr__",
+           [](const PyLocalView& self) { return "<kvzc.LocalView " + words(self.view) + ">"; });
+
   py::class_<PyRegion> region(
       module, "Region",
       "Memory registered with an engine: one tensor or a group of named ones.\n\n"
@@ -166,7 +305,7 @@ void bind_memory(py::module_& module) {
       .def(
           "__getitem__",
           [](const PyRegion& self, const py::object& key) {
-            return take(take(self.region.view()).index(parse_index(key)));
+            return view_in(self.owner, take(take(self.region.view()).index(parse_index(key))));
           },
           py::arg("key"), kIndexDoc)
       .def_property_readonly(
@@ -178,28 +317,37 @@ void bind_memory(py::module_& module) {
       .def(
           "handle",
           [](const PyRegion& self) {
-            const HandleInfo info = take(self.region.handle());
-            return PyRemoteHandle{take(RemoteView::from_bytes(take(encode_handle(info))))};
+            return handle_with(take(self.region.handle()));
           },
           "Gives a handle of the whole region, for put and get. Its bytes are the right to write:\n"
           "pass them on by a channel that you trust. Raises Closed.")
       .def(
           "close",
           [](PyRegion& self, const std::optional<double>& timeout) {
-            const std::int64_t deadline = deadline_of(timeout, self.owner->default_timeout);
-            Status status;
-            {
-              const GilRelease release;
-              status = self.region.close(deadline);
-            }
-            release_waiting_objects();
-            check(status);
+            revoke_in_slices(
+                *self.owner, timeout, false,
+                [&](std::int64_t deadline_ns, Force) { return self.region.close(deadline_ns); });
           },
           py::arg("timeout") = py::none(),
-          "Revokes the region's handles, waits until no peer writes through them, and lets the\n"
-          "memory go. Idempotent. Raises TimedOut when a peer was still writing after `timeout`\n"
-          "seconds: the handles are revoked, but do not use the memory again before that peer is\n"
-          "gone.")
+          "Revokes the region's grants, waits until no peer touches it through them, and lets the\n"
+          "memory go. Idempotent. Raises TimedOut when a peer was still within after `timeout`\n"
+          "seconds: the grants are revoked, and the engine keeps the memory until that peer is out\n"
+          "of it.")
+      .def(
+          "grant",
+          [](const PyRegion& self, const std::string& access) {
+            return grant_of(self.owner, take(self.region.view()), access);
+          },
+          py::arg("access") = "both", kGrantDoc)
+      .def(
+          "revoke",
+          [](PyRegion& self, const std::optional<double>& timeout, bool force) {
+            revoke_in_slices(*self.owner, timeout, force,
+                             [&](std::int64_t deadline_ns, Force how) {
+                               return self.region.revoke(deadline_ns, how);
+                             });
+          },
+          py::arg("timeout") = py::none(), py::kw_only(), py::arg("force") = false, kRevokeDoc)
       .def(
           "__enter__", [](PyRegion& self) -> PyRegion& { return self; },
           py::return_value_policy::reference)

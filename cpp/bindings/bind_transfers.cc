@@ -26,37 +26,56 @@ std::uint64_t after_token(py::handle after) {
   return reinterpret_cast<std::uint64_t>(after.ptr());
 }
 
-LocalView source_of(Engine& engine, py::handle source) {
-  if (py::isinstance<LocalView>(source)) return source.cast<LocalView>();
-  if (py::isinstance<PyRegion>(source)) return take(source.cast<PyRegion&>().region.view());
-  if (py::isinstance<RemoteView>(source)) {
+LocalView local_of(Engine& engine, Direction direction, py::handle local) {
+  if (py::isinstance<PyLocalView>(local)) return local.cast<const PyLocalView&>();
+  if (py::isinstance<PyRegion>(local)) return take(local.cast<PyRegion&>().region.view());
+  if (py::isinstance<RemoteView>(local)) {
     throw py::type_error(
-        "the source of a put is local: a tensor, an array, a region or its view; got a remote "
-        "view. The order is put(source, target)");
+        direction == Direction::kPut
+            ? "the source of a put is local: a tensor, an array, a region or its view; got a "
+              "remote view. The order is put(source, target)"
+            : "the target of a get is local: a tensor, an array, a region or its view; got a "
+              "remote view. The order is get(target, source)");
   }
-  return take(engine.find_or_borrow(describe(source).spec));
+  Described described = describe(local);
+  if (direction == Direction::kGet && described.is_read_only) {
+    raise(Status(Code::kInvalidArgument, "the target of the get is read-only; use a writable one"));
+  }
+  return take(engine.find_or_borrow(described.spec));
 }
 
-std::unique_ptr<PyTransfer> start(const std::shared_ptr<PyEngine>& owner,
-                                  std::span<const PutItem> items, const PutArguments& arguments) {
-  Engine& engine = *owner->engine;
-  PutOptions options;
+const RemoteView& remote_of(Direction direction, py::handle remote) {
+  if (!py::isinstance<RemoteView>(remote)) {
+    throw py::type_error(
+        (direction == Direction::kPut
+             ? "the target of a put is a RemoteHandle or a part of one, not "
+             : "the source of a get is a RemoteHandle or a part of one, not ") +
+        py::str(py::type::of(remote)).cast<std::string>() +
+        (direction == Direction::kPut ? ". The order is put(source, target)"
+                                      : ". The order is get(target, source)"));
+  }
+  return remote.cast<const RemoteView&>();
+}
+
+// Calls `attempt` until it is accepted, sleeping in `wait_for_room` while there is no room.
+template <typename Attempt, typename WaitForRoom>
+PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferArguments& arguments,
+                         bool is_quick, const Attempt& attempt, const WaitForRoom& wait_for_room) {
+  TransferOptions options;
   options.after = after_token(arguments.after);
   if (arguments.notify) options.notify = std::string_view(*arguments.notify);
+  options.deadline_ns = cancel_deadline_of(arguments.deadline);
   const std::int64_t deadline = deadline_of(arguments.accept_timeout, owner->default_timeout);
   const bool may_wait = arguments.accept_timeout.value_or(1) > 0;
-  std::uint64_t nbytes = 0;
-  for (const PutItem& item : items) nbytes += item.source->view.nbytes();
-  const auto attempt = [&] {
-    if (nbytes <= kQuickBytes) return engine.try_put(items, options);
+  Result<Transfer> transfer = [&] {
+    if (is_quick) return attempt(options);
     const GilRelease release;
-    return engine.try_put(items, options);
-  };
-  Result<Transfer> transfer = attempt();
+    return attempt(options);
+  }();
   if (transfer.status().code() == Code::kWouldBlock && may_wait) {
     const Status waited = wait_in_slices(deadline, [&](std::int64_t slice_ns) {
-      engine.wait_for_room(*items[0].target, options, slice_ns);
-      transfer = engine.try_put(items, options);
+      wait_for_room(options, slice_ns);
+      transfer = attempt(options);
       return transfer.is_ok() ? Status::ok() : transfer.status();
     });
     if (waited.code() == Code::kWouldBlock) {
@@ -64,47 +83,80 @@ std::unique_ptr<PyTransfer> start(const std::shared_ptr<PyEngine>& owner,
                                         std::string(waited.text())));
     }
   }
-  return std::unique_ptr<PyTransfer>(
+  return PyTransferPointer(
       new PyTransfer{owner, take(std::move(transfer)), arguments.label});
 }
 
-const RemoteView& target_of(py::handle target) {
-  if (!py::isinstance<RemoteView>(target)) {
-    throw py::type_error("the target of a put is a RemoteHandle or a part of one, not " +
-                         py::str(py::type::of(target)).cast<std::string>() +
-                         ". The order is put(source, target)");
-  }
-  return target.cast<const RemoteView&>();
+PyTransferPointer start(const std::shared_ptr<PyEngine>& owner, Direction direction,
+                        std::span<const TransferItem> items, const TransferArguments& arguments) {
+  Engine& engine = *owner->engine;
+  std::uint64_t nbytes = 0;
+  for (const TransferItem& item : items) nbytes += item.local->view.nbytes();
+  return accept(
+      owner, arguments, nbytes <= kQuickBytes,
+      [&](const TransferOptions& options) {
+        return direction == Direction::kPut ? engine.try_put(items, options)
+                                            : engine.try_get(items, options);
+      },
+      [&](const TransferOptions& options, std::int64_t slice_ns) {
+        engine.wait_for_room(*items[0].remote, options, slice_ns);
+      });
+}
+
+template <typename Target>
+PyTransferPointer start_notify(const std::shared_ptr<PyEngine>& owner, const Target& target,
+                               const TransferArguments& arguments) {
+  release_waiting_objects();
+  Engine& engine = *owner->engine;
+  return accept(
+      owner, arguments, true,
+      [&](const TransferOptions& options) { return engine.try_notify(target, options); },
+      [&](const TransferOptions& options, std::int64_t slice_ns) {
+        engine.wait_for_room(target, options, slice_ns);
+      });
 }
 
 }  // namespace
 
-std::unique_ptr<PyTransfer> put(const std::shared_ptr<PyEngine>& owner, py::handle source,
-                                const RemoteView& target, const PutArguments& arguments) {
+PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
+                           py::handle local, py::handle remote,
+                           const TransferArguments& arguments) {
   release_waiting_objects();
-  const LocalView local = source_of(*owner->engine, source);
-  const PutItem item{&local, &target};
-  return start(owner, {&item, 1}, arguments);
+  const LocalView view = local_of(*owner->engine, direction, local);
+  const TransferItem item{&view, &remote_of(direction, remote)};
+  return start(owner, direction, {&item, 1}, arguments);
 }
 
-std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner, const Pairs& pairs,
-                                     const PutArguments& arguments) {
+PyTransferPointer transfer_many(const std::shared_ptr<PyEngine>& owner, Direction direction,
+                                const Pairs& pairs, const TransferArguments& arguments) {
   release_waiting_objects();
-  std::vector<LocalView> sources;
-  std::vector<py::object> targets;  // Held: a generator may be the only other one who does.
+  std::vector<LocalView> locals;
+  std::vector<py::object> remotes;  // Held: a generator may be the only other one who does.
   for (const py::handle pair : pairs) {
     if (!py::isinstance<py::sequence>(pair) || py::len(pair) != 2) {
-      throw py::type_error("put_many() takes pairs (source, target)");
+      throw py::type_error(direction == Direction::kPut
+                               ? "put_many() takes pairs (source, target)"
+                               : "get_many() takes pairs (target, source)");
     }
     const auto both = py::reinterpret_borrow<py::sequence>(pair);
-    sources.push_back(source_of(*owner->engine, both[0]));
-    targets.push_back(both[1]);
+    locals.push_back(local_of(*owner->engine, direction, both[0]));
+    remotes.push_back(both[1]);
   }
-  std::vector<PutItem> items;
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    items.push_back({&sources[i], &target_of(targets[i])});
+  std::vector<TransferItem> items;
+  for (std::size_t i = 0; i < locals.size(); ++i) {
+    items.push_back({&locals[i], &remote_of(direction, remotes[i])});
   }
-  return start(owner, items, arguments);
+  return start(owner, direction, items, arguments);
+}
+
+PyTransferPointer notify(const std::shared_ptr<PyEngine>& owner, const RemoteView& target,
+                         const TransferArguments& arguments) {
+  return start_notify(owner, target, arguments);
+}
+
+PyTransferPointer notify(const std::shared_ptr<PyEngine>& owner, const PeerInfo& target,
+                         const TransferArguments& arguments) {
+  return start_notify(owner, target, arguments);
 }
 
 void wait_transfers(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns) {
@@ -145,13 +197,18 @@ py::typing::List<PyTransfer> wait_many(const py::typing::Iterable<PyTransfer>& t
 
 }  // namespace
 
+void declare_transfers(py::module_& module) {
+  py::class_<PyTransfer>(
+      module, "Transfer",
+      "One accepted put, get or notify, until its one end: done, failed or cancelled.\n\n"
+      "Dropping it does not stop it.");
+}
+
 void bind_transfers(py::module_& module) {
   py::class_<Now>(module, "_Now").def("__repr__", [](const Now&) { return "kvzc.NOW"; });
   module.attr("NOW") = Now{};
 
-  py::class_<PyTransfer>(module, "Transfer",
-                         "One accepted put, until its one end: done, failed or cancelled.\n\n"
-                         "Dropping it does not stop it.")
+  py::reinterpret_borrow<py::class_<PyTransfer>>(module.attr("Transfer"))
       .def_property_readonly(
           "done", [](const PyTransfer& self) { return self.transfer.has_ended(); },
           "Whether it has ended, in whatever way.")
@@ -163,7 +220,8 @@ void bind_transfers(py::module_& module) {
           "The error that it ended with, or None.")
       .def_property_readonly(
           "quiet", [](const PyTransfer& self) { return self.transfer.has_ended(); },
-          "Whether not one more byte of it can move.")
+          "Whether not one more byte of it can move, on either side. Until then its memory is kept,\n"
+          "also when its peer is lost.")
       .def_property_readonly(
           "nbytes", [](const PyTransfer& self) { return self.transfer.nbytes(); },
           "Size of all its parts in bytes.")
@@ -204,7 +262,8 @@ void bind_transfers(py::module_& module) {
           py::arg("timeout") = py::none(),
           "Returns once every byte is readable at the target, by anyone who is told of it.\n\n"
           "timeout: seconds; None is the engine's default, math.inf waits for ever. Raises the\n"
-          "transfer's own error, or TimedOut, and then the transfer is still running.")
+          "transfer's own error; TimedOut, and then the transfer is still running; PeerLost, also\n"
+          "when the transfer is not quiet yet (.quiet says so).")
       .def(
           "cancel",
           [](const PyTransfer& self, const std::optional<double>& timeout) {
@@ -214,8 +273,9 @@ void bind_transfers(py::module_& module) {
             release_waiting_objects();
           },
           py::arg("timeout") = py::none(),
-          "Stops it and returns when it is quiet: as Cancelled, or done if it was faster. Raises\n"
-          "TimedOut when it is not quiet in time; it is still running then.")
+          "Stops it and returns when it is quiet: as Cancelled, or done if it was faster. What was\n"
+          "not begun is dropped; what was begun is bounded and waited for. Raises TimedOut when it\n"
+          "is not quiet in time; it is still running then, and its memory is not to be used.")
       .def("__repr__", [](const PyTransfer& self) {
         std::string what = "running";
         if (self.transfer.has_ended()) {

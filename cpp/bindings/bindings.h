@@ -84,6 +84,8 @@ std::vector<Index> parse_index(py::handle key);
 // Gives the absolute deadline of a time-out in seconds; none is the default, infinity is never.
 // Raises ValueError for NaN or negative numbers.
 std::int64_t deadline_of(std::optional<double> timeout, double default_seconds);
+// Seconds from now until a transfer is cancelled, as an absolute time; none is never.
+std::int64_t cancel_deadline_of(std::optional<double> deadline);
 // Calls `step(slice_deadline_ns)` without the GIL until it gives something else than kTimedOut or
 // kWouldBlock, or the deadline passes; sees Ctrl-C in between.
 Status wait_in_slices(std::int64_t deadline_ns, const std::function<Status(std::int64_t)>& step);
@@ -118,6 +120,15 @@ struct PyRegion {
   ~PyRegion() { region.close_later(); }
 };
 
+struct PyLocalView : LocalView {
+  std::shared_ptr<PyEngine> owner;
+};
+
+struct PyGrant {
+  std::shared_ptr<PyEngine> owner;
+  Grant grant;
+};
+
 // The whole of a handle, as it came; its slices are RemoteViews.
 struct PyRemoteHandle : RemoteView {};
 
@@ -142,22 +153,35 @@ std::unique_ptr<PyRegion> register_object(const std::shared_ptr<PyEngine>& owner
 
 // --- bind_transfers.cc ---
 
-struct PutArguments {
+// The keyword arguments of every put and get.
+struct TransferArguments {
   const py::object& after;
   const std::optional<py::bytes>& notify;
   const py::object& label;
+  const std::optional<double>& deadline;
   const std::optional<double>& accept_timeout;
 };
 using Pairs = py::typing::Iterable<py::typing::Tuple<py::object, py::object>>;
+using PyTransferPointer = std::unique_ptr<PyTransfer>;
 
-std::unique_ptr<PyTransfer> put(const std::shared_ptr<PyEngine>& owner, py::handle source,
-                                const RemoteView& target, const PutArguments& arguments);
-std::unique_ptr<PyTransfer> put_many(const std::shared_ptr<PyEngine>& owner, const Pairs& pairs,
-                                     const PutArguments& arguments);
+PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
+                           py::handle local, py::handle remote, const TransferArguments& arguments);
+// Pairs of (source, target): local and remote for a put, remote and local for a get.
+PyTransferPointer transfer_many(const std::shared_ptr<PyEngine>& owner, Direction direction,
+                                const Pairs& pairs, const TransferArguments& arguments);
+// Sends a tag to a handle's owner, or to a peer.
+PyTransferPointer notify(const std::shared_ptr<PyEngine>& owner, const RemoteView& target,
+                         const TransferArguments& arguments);
+PyTransferPointer notify(const std::shared_ptr<PyEngine>& owner, const PeerInfo& target,
+                         const TransferArguments& arguments);
 // Waits in slices without the GIL. Raises TimedOut.
 void wait_transfers(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns);
 
 // --- One function per file makes its part of the module ---
+
+// Classes that signatures of other files name.
+void declare_engine(py::module_& module);
+void declare_transfers(py::module_& module);
 
 void bind_tensors(py::module_& module);
 void bind_memory(py::module_& module);

@@ -8,6 +8,8 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of kvzc.";
   module.attr("__version__") = KVZC_VERSION;
   bind_errors(module);
+  declare_engine(module);
+  declare_transfers(module);
   bind_tensors(module);
   bind_memory(module);
   bind_transfers(module);

@@ -129,6 +129,14 @@ std::int64_t deadline_of(std::optional<double> timeout, double default_seconds) 
   return clock_ns() + static_cast<std::int64_t>(seconds * 1e9);
 }
 
+std::int64_t cancel_deadline_of(std::optional<double> deadline) {
+  if (!deadline) return INT64_MAX;
+  if (std::isnan(*deadline) || *deadline < 0) {
+    throw py::value_error("deadline= is a number of seconds from now, 0 or more");
+  }
+  return deadline_of(deadline, 0);
+}
+
 Status wait_in_slices(std::int64_t deadline_ns, const std::function<Status(std::int64_t)>& step) {
   for (;;) {
     Status status;

@@ -24,7 +24,9 @@ from ._core import (
     Closed,
     Engine,
     Error,
+    Faults,
     ForkedEngine,
+    Grant,
     InvalidArgument,
     LayoutMismatch,
     LimitExceeded,
@@ -52,11 +54,14 @@ from ._core import (
     connect,
     default_engine,
     empty,
+    get,
+    get_many,
     put,
     put_many,
     register,
     wait,
 )
+from .tensors import share
 
 # Before the interpreter goes: threads end, and waits that daemon threads sit in wake.
 _atexit.register(_close_all)
@@ -73,7 +78,9 @@ __all__ = [
     "Closed",
     "Engine",
     "Error",
+    "Faults",
     "ForkedEngine",
+    "Grant",
     "InvalidArgument",
     "LayoutMismatch",
     "LimitExceeded",
@@ -99,8 +106,11 @@ __all__ = [
     "connect",
     "default_engine",
     "empty",
+    "get",
+    "get_many",
     "put",
     "put_many",
     "register",
+    "share",
     "wait",
 ]

@@ -15,7 +15,9 @@ __all__: list[str] = [
     "Closed",
     "Engine",
     "Error",
+    "Faults",
     "ForkedEngine",
+    "Grant",
     "InvalidArgument",
     "LayoutMismatch",
     "LimitExceeded",
@@ -41,6 +43,8 @@ __all__: list[str] = [
     "connect",
     "default_engine",
     "empty",
+    "get",
+    "get_many",
     "put",
     "put_many",
     "register",
@@ -148,51 +152,279 @@ class SystemFailure(Error, OSError):
     A system call that failed for an unexpected reason.
     """
 
+class Engine:
+    """
+    One participant: it owns registrations, transports, threads and the roads to its peers.
+
+    name: others see it in errors and handles; unique on this host. Default: a random one.
+    transports: names to use, for example ['shm']; default: all that this machine can run.
+    default_timeout: seconds, wherever a timeout is left out.
+    strict: refuse sources outside every region, instead of registering them for one transfer.
+    arrival_ttl: seconds until a tag that nobody takes is dropped.
+    arrival_depth: tags of one peer that may be untaken here before its puts are pushed back.
+    allow_users: user names or ids that may connect besides this process's own.
+    copy_threads: threads for large copies; 0 chooses by the number of cores.
+    max_transfers: transfers that may run at once before put() pushes back.
+    max_grants: handles that may be alive at once.
+    faults: a Faults, to make trouble on demand in tests.
+    connect_timeout: seconds for one attempt to reach a peer.
+    """
+    def __enter__(self) -> Engine: ...
+    def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None: ...
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        transports: collections.abc.Sequence[str] | None = None,
+        default_timeout: typing.SupportsFloat | typing.SupportsIndex = 30.0,
+        strict: bool = False,
+        arrival_ttl: typing.SupportsFloat | typing.SupportsIndex = 300.0,
+        arrival_depth: typing.SupportsInt | typing.SupportsIndex = 65536,
+        allow_users: collections.abc.Iterable[str | int] = (),
+        copy_threads: typing.SupportsInt | typing.SupportsIndex = 0,
+        max_transfers: typing.SupportsInt | typing.SupportsIndex = 16384,
+        max_grants: typing.SupportsInt | typing.SupportsIndex = 131072,
+        connect_timeout: typing.SupportsFloat | typing.SupportsIndex = 10.0,
+        faults: Faults | None = None,
+    ) -> None: ...
+    def __reduce__(self) -> typing.Any: ...
+    def __repr__(self) -> str: ...
+    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Ends everything: transfers, handles, peers, threads. Idempotent. Raises TimedOut when
+        something did not come to rest in time; everything is closed all the same.
+        """
+    def connect(
+        self, handle: RemoteView, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> Peer:
+        """
+        Reaches the engine behind a handle and fetches what puts through it need.
+
+        A put does this by itself, without blocking; connecting before spares the first put the wait.
+        Returns the Peer. Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.
+        """
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: typing.Any, device: str = "cpu"
+    ) -> typing.Any:
+        """
+        Allocates memory that other processes on this host can map: the target of fast puts.
+
+        shape: an int or a tuple of ints. dtype: a torch dtype gives a torch tensor, a NumPy dtype or
+        its name a NumPy array. The memory is a sealed memfd, zeroed, and allocated at once, so that
+        a shortage is an error here and never a SIGBUS later.
+
+        Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.
+        """
+    def get(
+        self,
+        target: typing.Any,
+        source: RemoteView,
+        *,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Reads the memory behind `source` into `target`; the other side's program takes no part.
+
+        target: a writable tensor, array, buffer, Region or LocalView. It is kept alive until the
+            transfer ends, and holds the bytes once that is done.
+        source: a RemoteHandle or a part of one, of equal shape and dtype, granted for 'get'.
+        notify: a tag that arrives at the source's engine after the last byte was read.
+
+        Everything else as in put().
+        """
+    def get_many(
+        self,
+        pairs: collections.abc.Iterable[tuple[typing.Any, typing.Any]],
+        *,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Reads several (target, source) pairs as one transfer, with one notify after all bytes.
+        All sources come from one handle, and no byte may be in two targets. Otherwise as get().
+        """
+    def notify(
+        self,
+        target: Peer | RemoteView,
+        tag: bytes,
+        *,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Sends a tag of up to 240 bytes without data, to the engine behind a handle or to a Peer.
+
+        Returns a Transfer. Raises PeerLost, StaleHandle, Revoked, WouldBlock, TimedOut, Closed.
+        """
+    def put(
+        self,
+        source: typing.Any,
+        target: RemoteView,
+        *,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Writes `source` into the memory behind `target`; the other side's program takes no part.
+
+        source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is
+            done, and is kept alive until then. It need not be registered; memory outside every
+            region is counted in stats()['temporary_registrations'].
+        target: a RemoteHandle or a part of one, of equal shape and dtype.
+        after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
+        notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
+        label: any object; comes back as Transfer.label.
+        deadline: seconds from now after which the transfer is cancelled by itself.
+        accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises
+            WouldBlock instead, with nothing posted. Default: the engine's default_timeout.
+
+        Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,
+        StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the
+        peer is reached is raised by Transfer.wait().
+        """
+    def put_many(
+        self,
+        pairs: collections.abc.Iterable[tuple[typing.Any, typing.Any]],
+        *,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Writes several (source, target) pairs as one transfer, with one notify after all bytes.
+        All targets come from one handle, and no byte may be in two of them. Otherwise as put().
+        """
+    def register(self, obj: typing.Any) -> Region:
+        """
+        Registers memory, so that peers can be given handles to it.
+
+        obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one
+            group with one handle. A non-contiguous tensor keeps its shape and strides. The objects
+            are kept alive until the region is closed; a storage that is registered twice is
+            registered once.
+
+        Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,
+        layout), LimitExceeded, Closed.
+        """
+    def stats(self) -> dict[str, int]:
+        """
+        A snapshot of the engine's counters.
+        """
+    @property
+    def arrivals(self) -> Arrivals:
+        """
+        The tags that peers have sent to this engine.
+        """
+    @property
+    def closed(self) -> bool:
+        """
+        Whether close() was called.
+        """
+    @property
+    def default_timeout(self) -> float:
+        """
+        Seconds.
+        """
+    @property
+    def incarnation(self) -> str:
+        """
+        Random per start, as 32 hexadecimal digits.
+        """
+    @property
+    def name(self) -> str:
+        """
+        Its name, given or random.
+        """
+
+class Transfer:
+    """
+    One accepted put, get or notify, until its one end: done, failed or cancelled.
+
+    Dropping it does not stop it.
+    """
+    def __repr__(self) -> str: ...
+    def cancel(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Stops it and returns when it is quiet: as Cancelled, or done if it was faster. What was
+        not begun is dropped; what was begun is bounded and waited for. Raises TimedOut when it
+        is not quiet in time; it is still running then, and its memory is not to be used.
+        """
+    def wait(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Returns once every byte is readable at the target, by anyone who is told of it.
+
+        timeout: seconds; None is the engine's default, math.inf waits for ever. Raises the
+        transfer's own error; TimedOut, and then the transfer is still running; PeerLost, also
+        when the transfer is not quiet yet (.quiet says so).
+        """
+    @property
+    def done(self) -> bool:
+        """
+        Whether it has ended, in whatever way.
+        """
+    @property
+    def done_ns(self) -> int | None:
+        """
+        When it ended, on the same clock; None before.
+        """
+    @property
+    def error(self) -> typing.Any:
+        """
+        The error that it ended with, or None.
+        """
+    @property
+    def label(self) -> typing.Any:
+        """
+        What the caller gave as label=.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of all its parts in bytes.
+        """
+    @property
+    def quiet(self) -> bool:
+        """
+        Whether not one more byte of it can move, on either side. Until then its memory is kept,
+        also when its peer is lost.
+        """
+    @property
+    def runs(self) -> int:
+        """
+        Number of pieces that are contiguous on both sides.
+        """
+    @property
+    def submitted_ns(self) -> int:
+        """
+        When it was accepted: CLOCK_MONOTONIC, as time.monotonic_ns().
+        """
+    @property
+    def transport(self) -> str | None:
+        """
+        Name of the transport that carries it; None until one is chosen.
+        """
+
 class _SharedBuffer:
     """
     Memory that other processes can map; what empty() builds on.
     """
 
-class LocalView:
-    """
-    A part of a region: the source of a put. Made by indexing a region; copies nothing.
-    """
-    def __getitem__(self, key: typing.Any) -> LocalView:
-        """
-        The part that an index selects. Copies nothing, also with a list of block ids, where torch's
-        own indexing would copy.
-
-        Integers, slices of any step, '...', and on each axis at most one list, range or
-        one-dimensional array of integers (block ids). Several lists act each on its own axis, as
-        numpy.ix_ does. In a group, first a name, a list of names or a slice.
-
-        Raises OutOfRange (an IndexError) beyond the shape, Closed for a closed region.
-        """
-    def __repr__(self) -> str: ...
-    @property
-    def dtype(self) -> str:
-        """
-        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
-        """
-    @property
-    def names(self) -> list[str]:
-        """
-        Names of a group's tensors, in order; empty for a single tensor.
-        """
-    @property
-    def nbytes(self) -> int:
-        """
-        Size of all elements in bytes.
-        """
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """
-        Extents of the tensor. Raises InvalidArgument for a group.
-        """
-
 class RemoteView:
     """
-    A part of what a handle grants: the target of a put. Made by indexing a handle.
+    A part of what a handle grants: the target of a put, the source of a get. Made by indexing
+    a handle.
     """
     def __getitem__(self, key: typing.Any) -> RemoteView:
         """
@@ -206,6 +438,23 @@ class RemoteView:
         Raises OutOfRange (an IndexError) beyond the shape, Closed for a closed region.
         """
     def __repr__(self) -> str: ...
+    def notify(
+        self,
+        tag: bytes,
+        *,
+        engine: Engine | None = None,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Sends a tag of up to 240 bytes without data to the engine that owns the memory, from
+        `engine` or the default one. Returns a Transfer. Raises as put() does.
+        """
+    @property
+    def access(self) -> str:
+        """
+        What it grants: 'put', 'get' or 'both'.
+        """
     @property
     def dtype(self) -> str:
         """
@@ -259,6 +508,119 @@ class RemoteHandle(RemoteView):
         Name of the engine that owns the memory.
         """
 
+class Grant:
+    """
+    A right that was given out: to put, to get, or both, in one view of a region.
+
+    A context manager: leaving it revokes the grant. Dropping it does not.
+    """
+    def __enter__(self) -> Grant: ...
+    def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None: ...
+    def __reduce__(self) -> typing.Any: ...
+    def __repr__(self) -> str: ...
+    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        The same as revoke().
+        """
+    def handle(self) -> RemoteHandle:
+        """
+        Gives the handle for the other side: just this view, with its own key. Raises Revoked.
+        """
+    def revoke(
+        self,
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        *,
+        force: bool = False,
+    ) -> None:
+        """
+        Returns once no put or get through it touches the memory, so that its blocks may be given to
+        somebody else. Transfers that run through it end as Revoked at their senders; other grants,
+        transfers and peers go on. Idempotent.
+
+        timeout: seconds, by default the engine's. A peer that does not leave in time: TimedOut names
+            it. The grant is revoked all the same, but the memory is in quarantine (see stats()):
+            do not use it before a later revoke() has returned.
+        force: cut such a peer off instead: its transfers fail, its connection closes, and not one
+            more byte of it lands. Raises Unsupported, with the reason, where that cannot be had.
+        """
+    @property
+    def access(self) -> str:
+        """
+        'put', 'get' or 'both'.
+        """
+    @property
+    def dtype(self) -> str:
+        """
+        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        """
+    @property
+    def names(self) -> list[str]:
+        """
+        Names of a group's tensors, in order; empty for a single tensor.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of all elements in bytes.
+        """
+    @property
+    def revoked(self) -> bool:
+        """
+        Whether it holds no more.
+        """
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """
+        Extents of the tensor. Raises InvalidArgument for a group.
+        """
+
+class LocalView:
+    """
+    A part of a region: the source of a put, the target of a get, what a grant covers. Made by
+    indexing a region; copies nothing.
+    """
+    def __getitem__(self, key: typing.Any) -> LocalView:
+        """
+        The part that an index selects. Copies nothing, also with a list of block ids, where torch's
+        own indexing would copy.
+
+        Integers, slices of any step, '...', and on each axis at most one list, range or
+        one-dimensional array of integers (block ids). Several lists act each on its own axis, as
+        numpy.ix_ does. In a group, first a name, a list of names or a slice.
+
+        Raises OutOfRange (an IndexError) beyond the shape, Closed for a closed region.
+        """
+    def __repr__(self) -> str: ...
+    def grant(self, access: str = "both") -> Grant:
+        """
+        Gives out a right to just this part: 'put', 'get' or 'both'. It has its own key and is
+        revoked alone; making one costs microseconds, a hundred thousand may be alive.
+
+        Returns a Grant, whose handle() goes to the other side. The grant holds until revoke(), or
+        until the region is closed, also when the Grant object is dropped. Raises Closed,
+        LimitExceeded.
+        """
+    @property
+    def dtype(self) -> str:
+        """
+        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        """
+    @property
+    def names(self) -> list[str]:
+        """
+        Names of a group's tensors, in order; empty for a single tensor.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of all elements in bytes.
+        """
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """
+        Extents of the tensor. Raises InvalidArgument for a group.
+        """
+
 class Region:
     """
     Memory registered with an engine: one tensor or a group of named ones.
@@ -283,15 +645,41 @@ class Region:
     def __repr__(self) -> str: ...
     def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
         """
-        Revokes the region's handles, waits until no peer writes through them, and lets the
-        memory go. Idempotent. Raises TimedOut when a peer was still writing after `timeout`
-        seconds: the handles are revoked, but do not use the memory again before that peer is
-        gone.
+        Revokes the region's grants, waits until no peer touches it through them, and lets the
+        memory go. Idempotent. Raises TimedOut when a peer was still within after `timeout`
+        seconds: the grants are revoked, and the engine keeps the memory until that peer is out
+        of it.
+        """
+    def grant(self, access: str = "both") -> Grant:
+        """
+        Gives out a right to just this part: 'put', 'get' or 'both'. It has its own key and is
+        revoked alone; making one costs microseconds, a hundred thousand may be alive.
+
+        Returns a Grant, whose handle() goes to the other side. The grant holds until revoke(), or
+        until the region is closed, also when the Grant object is dropped. Raises Closed,
+        LimitExceeded.
         """
     def handle(self) -> RemoteHandle:
         """
         Gives a handle of the whole region, for put and get. Its bytes are the right to write:
         pass them on by a channel that you trust. Raises Closed.
+        """
+    def revoke(
+        self,
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        *,
+        force: bool = False,
+    ) -> None:
+        """
+        Returns once no put or get through it touches the memory, so that its blocks may be given to
+        somebody else. Transfers that run through it end as Revoked at their senders; other grants,
+        transfers and peers go on. Idempotent.
+
+        timeout: seconds, by default the engine's. A peer that does not leave in time: TimedOut names
+            it. The grant is revoked all the same, but the memory is in quarantine (see stats()):
+            do not use it before a later revoke() has returned.
+        force: cut such a peer off instead: its transfers fail, its connection closes, and not one
+            more byte of it lands. Raises Unsupported, with the reason, where that cannot be had.
         """
     @property
     def closed(self) -> bool:
@@ -327,76 +715,22 @@ class Region:
 class _Now:
     def __repr__(self) -> str: ...
 
-class Transfer:
-    """
-    One accepted put, until its one end: done, failed or cancelled.
-
-    Dropping it does not stop it.
-    """
-    def __repr__(self) -> str: ...
-    def cancel(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
-        """
-        Stops it and returns when it is quiet: as Cancelled, or done if it was faster. Raises
-        TimedOut when it is not quiet in time; it is still running then.
-        """
-    def wait(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
-        """
-        Returns once every byte is readable at the target, by anyone who is told of it.
-
-        timeout: seconds; None is the engine's default, math.inf waits for ever. Raises the
-        transfer's own error, or TimedOut, and then the transfer is still running.
-        """
-    @property
-    def done(self) -> bool:
-        """
-        Whether it has ended, in whatever way.
-        """
-    @property
-    def done_ns(self) -> int | None:
-        """
-        When it ended, on the same clock; None before.
-        """
-    @property
-    def error(self) -> typing.Any:
-        """
-        The error that it ended with, or None.
-        """
-    @property
-    def label(self) -> typing.Any:
-        """
-        What the caller gave as label=.
-        """
-    @property
-    def nbytes(self) -> int:
-        """
-        Size of all its parts in bytes.
-        """
-    @property
-    def quiet(self) -> bool:
-        """
-        Whether not one more byte of it can move.
-        """
-    @property
-    def runs(self) -> int:
-        """
-        Number of pieces that are contiguous on both sides.
-        """
-    @property
-    def submitted_ns(self) -> int:
-        """
-        When it was accepted: CLOCK_MONOTONIC, as time.monotonic_ns().
-        """
-    @property
-    def transport(self) -> str | None:
-        """
-        Name of the transport that carries it; None until one is chosen.
-        """
-
 class Peer:
     """
     Another engine, as this one knows it.
     """
     def __repr__(self) -> str: ...
+    def notify(
+        self,
+        tag: bytes,
+        *,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> Transfer:
+        """
+        Sends a tag of up to 240 bytes without data. Returns a Transfer. Raises PeerLost,
+        WouldBlock, TimedOut, Closed.
+        """
     @property
     def error(self) -> typing.Any:
         """
@@ -504,148 +838,38 @@ class Arrivals:
         Takes `count` arrivals of `tag` together, in the order in which they came.
         """
 
-class Engine:
+class Faults:
     """
-    One participant: it owns registrations, transports, threads and the roads to its peers.
+    Trouble on demand, for tests of programs that must live with it: Engine(faults=Faults(...)).
 
-    name: others see it in errors and handles; unique on this host. Default: a random one.
-    transports: names to use, for example ['shm']; default: all that this machine can run.
-    default_timeout: seconds, wherever a timeout is left out.
-    strict: refuse sources outside every region, instead of registering them for one transfer.
-    arrival_ttl: seconds until a tag that nobody takes is dropped.
-    arrival_depth: tags of one peer that may be untaken here before its puts are pushed back.
-    allow_users: user names or ids that may connect besides this process's own.
-    copy_threads: threads for large copies; 0 chooses by the number of cores.
-    max_transfers: transfers that may run at once before put() pushes back.
-    max_grants: handles that may be alive at once.
-    connect_timeout: seconds for one attempt to reach a peer.
+    What kvzc promises stays promised: a notify never overtakes its data, a transfer ends once,
+    and not one byte moves after the end. Chances are 0 to 1, drawn from one seeded sequence.
+
+    seed: of the random numbers.
+    stripe_bytes: transfers are cut into stripes of at most this size, which travel apart; 0: not.
+    delay: stripes, ends and tags are held back for a random time up to this, in seconds.
+    reorder: stripes begin in random order.
+    post_failure: chance that a transfer fails at once (SystemFailure) with nothing moved.
+    stripe_failure: chance that it fails after some of its stripes have moved.
+    completion_loss: chance that its end is never told: it runs until it is cancelled, its
+        deadline passes, or the peer is lost.
+    vanish_after: after this many transfers to a peer, that peer falls silent; 0: never.
+    detection: seconds until a silent peer is reported lost; math.inf: never.
     """
-    def __enter__(self) -> Engine: ...
-    def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None: ...
     def __init__(
         self,
-        name: str | None = None,
         *,
-        transports: collections.abc.Sequence[str] | None = None,
-        default_timeout: typing.SupportsFloat | typing.SupportsIndex = 30.0,
-        strict: bool = False,
-        arrival_ttl: typing.SupportsFloat | typing.SupportsIndex = 300.0,
-        arrival_depth: typing.SupportsInt | typing.SupportsIndex = 65536,
-        allow_users: collections.abc.Iterable[str | int] = (),
-        copy_threads: typing.SupportsInt | typing.SupportsIndex = 0,
-        max_transfers: typing.SupportsInt | typing.SupportsIndex = 16384,
-        max_grants: typing.SupportsInt | typing.SupportsIndex = 131072,
-        connect_timeout: typing.SupportsFloat | typing.SupportsIndex = 10.0,
+        seed: typing.SupportsInt | typing.SupportsIndex = 1,
+        stripe_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+        delay: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        reorder: bool = False,
+        post_failure: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        stripe_failure: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        completion_loss: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        vanish_after: typing.SupportsInt | typing.SupportsIndex = 0,
+        detection: typing.SupportsFloat | typing.SupportsIndex = 1.0,
     ) -> None: ...
-    def __reduce__(self) -> typing.Any: ...
     def __repr__(self) -> str: ...
-    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
-        """
-        Ends everything: transfers, handles, peers, threads. Idempotent. Raises TimedOut when
-        something did not come to rest in time; everything is closed all the same.
-        """
-    def connect(
-        self, handle: RemoteView, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-    ) -> Peer:
-        """
-        Reaches the engine behind a handle and fetches what puts through it need.
-
-        A put does this by itself, without blocking; connecting before spares the first put the wait.
-        Returns the Peer. Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.
-        """
-    def empty(
-        self, shape: int | tuple[int, ...], dtype: typing.Any, device: str = "cpu"
-    ) -> typing.Any:
-        """
-        Allocates memory that other processes on this host can map: the target of fast puts.
-
-        shape: an int or a tuple of ints. dtype: a torch dtype gives a torch tensor, a NumPy dtype or
-        its name a NumPy array. The memory is a sealed memfd, zeroed, and allocated at once, so that
-        a shortage is an error here and never a SIGBUS later.
-
-        Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.
-        """
-    def put(
-        self,
-        source: typing.Any,
-        target: RemoteView,
-        *,
-        after: typing.Any = None,
-        notify: bytes | None = None,
-        label: typing.Any = None,
-        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
-    ) -> Transfer:
-        """
-        Writes `source` into the memory behind `target`; the other side's program takes no part.
-
-        source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is
-            done, and is kept alive until then. It need not be registered; memory outside every
-            region is counted in stats()['temporary_registrations'].
-        target: a RemoteHandle or a part of one, of equal shape and dtype.
-        after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
-        notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
-        label: any object; comes back as Transfer.label.
-        accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises
-            WouldBlock instead, with nothing posted. Default: the engine's default_timeout.
-
-        Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,
-        StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the
-        peer is reached is raised by Transfer.wait().
-        """
-    def put_many(
-        self,
-        pairs: collections.abc.Iterable[tuple[typing.Any, typing.Any]],
-        *,
-        after: typing.Any = None,
-        notify: bytes | None = None,
-        label: typing.Any = None,
-        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
-    ) -> Transfer:
-        """
-        Writes several (source, target) pairs as one transfer, with one notify after all bytes.
-        All targets come from one handle, and no byte may be in two of them. Otherwise as put().
-        """
-    def register(self, obj: typing.Any) -> Region:
-        """
-        Registers memory, so that peers can be given handles to it.
-
-        obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one
-            group with one handle. A non-contiguous tensor keeps its shape and strides. The objects
-            are kept alive until the region is closed; a storage that is registered twice is
-            registered once.
-
-        Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,
-        layout), LimitExceeded, Closed.
-        """
-    def stats(self) -> dict[str, int]:
-        """
-        A snapshot of the engine's counters.
-        """
-    @property
-    def arrivals(self) -> Arrivals:
-        """
-        The tags that peers have sent to this engine.
-        """
-    @property
-    def closed(self) -> bool:
-        """
-        Whether close() was called.
-        """
-    @property
-    def default_timeout(self) -> float:
-        """
-        Seconds.
-        """
-    @property
-    def incarnation(self) -> str:
-        """
-        Random per start, as 32 hexadecimal digits.
-        """
-    @property
-    def name(self) -> str:
-        """
-        Its name, given or random.
-        """
 
 def _after_fork_in_child() -> None:
     """
@@ -655,6 +879,14 @@ def _after_fork_in_child() -> None:
 def _close_all() -> None:
     """
     Closes every engine of this process, in a second at most.
+    """
+
+def _is_sharable(
+    address: typing.SupportsInt | typing.SupportsIndex,
+    nbytes: typing.SupportsInt | typing.SupportsIndex,
+) -> bool:
+    """
+    Whether these bytes lie in memory that other processes can map.
     """
 
 def connect(
@@ -683,6 +915,41 @@ def empty(shape: int | tuple[int, ...], dtype: typing.Any, device: str = "cpu") 
     Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.
     """
 
+def get(
+    target: typing.Any,
+    source: RemoteView,
+    *,
+    after: typing.Any = None,
+    notify: bytes | None = None,
+    label: typing.Any = None,
+    deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+) -> Transfer:
+    """
+    Reads the memory behind `source` into `target`; the other side's program takes no part.
+
+    target: a writable tensor, array, buffer, Region or LocalView. It is kept alive until the
+        transfer ends, and holds the bytes once that is done.
+    source: a RemoteHandle or a part of one, of equal shape and dtype, granted for 'get'.
+    notify: a tag that arrives at the source's engine after the last byte was read.
+
+    Everything else as in put().
+    """
+
+def get_many(
+    pairs: collections.abc.Iterable[tuple[typing.Any, typing.Any]],
+    *,
+    after: typing.Any = None,
+    notify: bytes | None = None,
+    label: typing.Any = None,
+    deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+) -> Transfer:
+    """
+    Reads several (target, source) pairs as one transfer, with one notify after all bytes.
+    All sources come from one handle, and no byte may be in two targets. Otherwise as get().
+    """
+
 def put(
     source: typing.Any,
     target: RemoteView,
@@ -690,6 +957,7 @@ def put(
     after: typing.Any = None,
     notify: bytes | None = None,
     label: typing.Any = None,
+    deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
     accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
 ) -> Transfer:
     """
@@ -702,6 +970,7 @@ def put(
     after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
     notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
     label: any object; comes back as Transfer.label.
+    deadline: seconds from now after which the transfer is cancelled by itself.
     accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises
         WouldBlock instead, with nothing posted. Default: the engine's default_timeout.
 
@@ -716,6 +985,7 @@ def put_many(
     after: typing.Any = None,
     notify: bytes | None = None,
     label: typing.Any = None,
+    deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
     accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
 ) -> Transfer:
     """

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAIRCASE = [
     "status",
     "info",
+    "faults",
     "completion",
     "transport",
     "view",
@@ -42,12 +43,14 @@ ROOMS = {
     "src/transport/transport_list.h": [
         "kvzc/status.h",
         "kvzc/info.h",
+        "kvzc/faults.h",
         "kvzc/completion.h",
         "kvzc/transport.h",
     ],
     # A transport sees no region, no endpoint, no engine and no other transport.
     "src/transport/<x>": [
         "kvzc/status.h",
+        "kvzc/faults.h",
         "kvzc/completion.h",
         "kvzc/transport.h",
         "src/base",

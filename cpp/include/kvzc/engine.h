@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvzc/faults.h"
 #include "kvzc/handle.h"
 #include "kvzc/memory.h"
 #include "kvzc/status.h"
@@ -32,6 +33,7 @@ struct EngineOptions {
   std::vector<std::uint32_t> allowed_uids;  // May connect besides this process's own user.
   double connect_timeout_seconds = 10;      // For one attempt to reach a peer.
   TransportTuning tuning;
+  std::optional<FaultOptions> faults;          // Trouble on demand, for tests.
   std::shared_ptr<SharedAllocator> allocator;  // Null: the engine makes its own.
 };
 
@@ -51,7 +53,7 @@ struct Arrival {
   std::int64_t arrived_ns = 0;
 };
 
-// One accepted put or get. A value; copies refer to the same transfer.
+// One accepted put, get or notify. A value; copies refer to the same transfer.
 class Transfer {
  public:
   Transfer() = default;
@@ -70,7 +72,8 @@ class Transfer {
   std::int64_t submitted_ns() const;
   std::int64_t done_ns() const;
   // Helps with the copying, then sleeps until the end. Errors: kTimedOut, and the transfer goes
-  // on. An end that is a failure is not an error of wait(): look at status().
+  // on; kPeerLost when the peer is lost and the transfer is not quiet yet. An end that is a failure
+  // is not an error of wait(): look at status().
   Status wait(std::int64_t deadline_ns) const;
   // Lets nothing more of it begin and returns when what had begun is over: as kCancelled, or as
   // it ended before. Errors: kTimedOut, and the transfer is still running.
@@ -79,6 +82,8 @@ class Transfer {
   void help(std::int64_t deadline_ns) const;
   // Errors: kForkedEngine in a child made by fork().
   Status usable_here() const;
+  // Gives why the peer that it goes to is lost, or ok.
+  Status peer_status() const;
   TransferState& state() const;
 
  private:
@@ -90,7 +95,35 @@ enum class WaitFor { kAll, kFirst };
 // Waits until the first, or all, of several have ended. Errors: kTimedOut.
 Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns);
 
+struct GrantRecord;
 struct RegionRecord;
+
+// What a revoke does with a peer that does not answer in time: wait no longer, or cut it off.
+enum class Force : bool { kNo, kYes };
+
+// A right that was given out: to put, to get, or both, in one view. A value; copies refer to the
+// same grant. It holds until it is revoked or its region is closed, whether or not this is kept.
+class Grant {
+ public:
+  Grant() = default;
+  Grant(std::shared_ptr<EngineCore> core, std::shared_ptr<const GrantRecord> record, View view);
+
+  // Gives what the other side needs. Errors: kRevoked, kClosed.
+  Result<HandleInfo> handle() const;
+  Access access() const;
+  const View& view() const { return view_; }
+  bool is_revoked() const;
+  // Returns once no put or get through it touches the memory; those that run end as kRevoked at
+  // their sender. Idempotent. Errors: kTimedOut naming the peer that did not answer: the grant is
+  // revoked, its memory is in quarantine until that peer is out of it. With kYes such a peer is cut
+  // off; kUnsupported, with the reason, when even that cannot stop what it has begun.
+  Status revoke(std::int64_t deadline_ns, Force force) const;
+
+ private:
+  std::shared_ptr<EngineCore> core_;
+  std::shared_ptr<const GrantRecord> record_;
+  View view_;
+};
 
 // Local memory registered with an engine. A value; copies refer to the same region.
 class Region {
@@ -107,8 +140,11 @@ class Region {
   Result<HandleInfo> handle() const;
   // Says in words how a local peer reaches the memory.
   std::string path() const;
-  // Revokes its grants, waits until no peer writes through them, lets the memory go. Idempotent.
-  // Errors: kTimedOut when a peer did not answer in time; the grants are revoked all the same.
+  // Revokes all its grants, as Grant::revoke() does; new ones may be made. Errors: as there.
+  Status revoke(std::int64_t deadline_ns, Force force);
+  // Revokes its grants, waits until no peer touches it through them, lets the memory go.
+  // Idempotent. Errors: kTimedOut when a peer did not answer in time: the grants are revoked all
+  // the same, and the memory is kept until that peer is out of it.
   Status close(std::int64_t deadline_ns);
   // The same without waiting: the engine sees to it.
   void close_later();
@@ -118,14 +154,16 @@ class Region {
   std::shared_ptr<RegionRecord> record_;
 };
 
-struct PutItem {
-  const LocalView* source;
-  const RemoteView* target;
+// What moves: between a local view and a remote one of equal shape and dtype.
+struct TransferItem {
+  const LocalView* local;
+  const RemoteView* remote;
 };
 
-struct PutOptions {
+struct TransferOptions {
   std::optional<std::string_view> notify;
   std::uint64_t after = 0;  // What the source waits for on its device; nothing on CPU memory.
+  std::int64_t deadline_ns = INT64_MAX;  // Cancels by itself.
 };
 
 struct EngineStats {
@@ -135,6 +173,8 @@ struct EngineStats {
   std::uint64_t bytes_done = 0, runs_done = 0, temporary_registrations = 0;
   std::uint64_t arrivals_pending = 0, arrivals_arrived = 0, arrivals_taken = 0,
                 arrivals_expired = 0, arrivals_forgotten = 0;
+  // Of revoked grants that a peer which did not answer may still be within.
+  std::uint64_t quarantined_bytes = 0;
 };
 
 class Engine {
@@ -158,13 +198,26 @@ class Engine {
   // Gives a view of memory that need not be registered. Errors: kNotRegistered in strict engines.
   Result<LocalView> find_or_borrow(const TensorSpec& tensor);
 
+  // Gives a grant of just that view. Errors: kNotRegistered when it is no part of an open region
+  // of this engine; kLimitExceeded. Cost: microseconds.
+  Result<Grant> grant(const LocalView& view, Access access);
+
   // Starts one transfer. Never waits. Errors: kWouldBlock when a queue or the peer's inbox is
   // full, nothing was posted; whatever can be known before the first byte moves.
-  Result<Transfer> try_put(std::span<const PutItem> items, const PutOptions& options);
+  Result<Transfer> try_put(std::span<const TransferItem> items, const TransferOptions& options);
+  Result<Transfer> try_get(std::span<const TransferItem> items, const TransferOptions& options);
+  // Sends a tag without data to the owner of a handle, or to a peer. Requires: options.notify.
+  Result<Transfer> try_notify(const RemoteView& target, const TransferOptions& options);
+  Result<Transfer> try_notify(const PeerInfo& target, const TransferOptions& options);
   // Sleeps until such a call may be accepted, at most until the deadline.
-  void wait_for_room(const RemoteView& target, const PutOptions& options, std::int64_t deadline_ns);
-  // Starts one transfer, waiting for room. Errors: as try_put(); kTimedOut.
-  Result<Transfer> put(std::span<const PutItem> items, const PutOptions& options,
+  void wait_for_room(const RemoteView& target, const TransferOptions& options,
+                     std::int64_t deadline_ns);
+  void wait_for_room(const PeerInfo& target, const TransferOptions& options,
+                     std::int64_t deadline_ns);
+  // Start one transfer, waiting for room. Errors: as try_put(); kTimedOut.
+  Result<Transfer> put(std::span<const TransferItem> items, const TransferOptions& options,
+                       std::int64_t deadline_ns);
+  Result<Transfer> get(std::span<const TransferItem> items, const TransferOptions& options,
                        std::int64_t deadline_ns);
   // Starts reaching the peer of a handle; the transfer ends when puts would move at once.
   Result<Transfer> connect(const RemoteView& target);

@@ -16,6 +16,7 @@
 namespace kvzc {
 
 class SharedMemory;
+struct RegionRecord;
 
 // Keeps something alive that is not ours (a tensor, an array): dropping the last copy lets it go.
 // May be dropped on any thread.
@@ -74,6 +75,7 @@ struct LocalStorage {
 // What a view of local memory keeps alive.
 struct RegionMemory {
   std::vector<std::shared_ptr<LocalStorage>> storages;
+  std::weak_ptr<RegionRecord> region;  // Empty: borrowed for one transfer.
 };
 
 // A view of local memory: the source or target of an operation.

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -60,8 +62,16 @@ class RemoteMemory {
  public:
   virtual ~RemoteMemory() = default;
   virtual std::uint64_t nbytes() const = 0;
-  // Says whether both are the same physical memory, so that a copy could run into itself.
-  virtual bool is_same_as(const MemoryPiece& piece) const = 0;
+  // Where both are the same physical memory, so that a copy could run into itself: gives where
+  // `piece` begins, counted from where this begins.
+  virtual std::optional<std::int64_t> offset_of(const MemoryPiece& piece) const = 0;
+};
+
+// Who is at the other end, as the kernel says.
+struct PeerProcess {
+  std::int32_t pid = 0;  // As seen from here; 0: in a pid namespace that is not visible.
+  std::uint32_t uid = 0;
+  int pidfd = -1;  // Borrowed from the endpoint. -1: the kernel gave none.
 };
 
 // One contiguous piece of an operation, contiguous on both sides.
@@ -144,13 +154,15 @@ class OperationSink {
   virtual void release(Operation& operation) = 0;
 };
 
-// Where channels report tags. Thread: any.
-class ArrivalSink {
+// Where channels report what comes from their peers. Thread: any.
+class PeerSink {
  public:
-  virtual ~ArrivalSink() = default;
+  virtual ~PeerSink() = default;
   // A tag came in on the channel made with `peer_token`; `code` is not kOk when the transfer that
   // carried it failed. All bytes of a good one are readable.
   virtual void arrived(std::uint64_t peer_token, std::string_view tag, Code code) = 0;
+  // The channel made with `peer_token` has found out by itself that it is lost.
+  virtual void channel_lost(std::uint64_t peer_token) = 0;
 };
 
 struct TransportTuning {
@@ -167,7 +179,7 @@ struct TransportHost {
   Doorbell& doorbell;
   FenceBoard& fences;
   OperationSink& operations;
-  ArrivalSink& arrivals;
+  PeerSink& peers;
   TransportTuning tuning;
 };
 
@@ -189,6 +201,9 @@ class Channel {
   // Does a share of the operation's work on this thread; returns when nothing is left to begin, or
   // soon after the deadline.
   virtual void help(Operation& operation, std::int64_t deadline_ns) = 0;
+  // Passes over what has not begun of an operation that was posted here and has failed, so that it
+  // ends as soon as what has begun is over. Never blocks.
+  virtual void abort(Operation& operation) = 0;
   // Takes the credit for one tag. Errors: kWouldBlock when the peer's inbox is full; the cause
   // when the channel is lost.
   virtual Status take_credit(std::size_t tag_bytes) = 0;
@@ -205,9 +220,13 @@ class Channel {
   virtual void drain() = 0;
   // Gives the peer `count` credits back.
   virtual void grant_credits(std::uint32_t count) = 0;
-  // Returns once the peer can no longer touch memory through the grant whose epoch was moved on.
-  // Errors: kTimedOut.
-  virtual Status fence(FenceTicket grant, std::int64_t deadline_ns) = 0;
+  // Returns once the peer can no longer touch memory through any of these grants, whose epochs were
+  // moved on. Requires: they are sorted by slot. Errors: kTimedOut.
+  virtual Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) = 0;
+  // Takes the peer's way to all memory of this side, without its help; returns once it cannot touch
+  // one more byte. Requires: lose() was called. Errors: kTimedOut; kUnsupported with the reason
+  // when nothing on this side can stop what it has begun.
+  virtual Status cut_off(std::int64_t deadline_ns) = 0;
 
   // --- Both. Thread: any. ---
 
@@ -220,16 +239,24 @@ class Channel {
   virtual bool is_quiet() const = 0;
 };
 
+// What a channel is told of its peer.
+struct ChannelPeer {
+  std::uint64_t token = 0;  // For the sinks.
+  PeerProcess process;
+  // Asks the peer's engine, by the control connection, to drain; gives whether the question was
+  // sent. Thread: any.
+  bool (*kick)(void*) = nullptr;
+  void* kick_context = nullptr;
+};
+
 // One half of a channel, before the other side's half is known.
 class ChannelHalf {
  public:
   virtual ~ChannelHalf() = default;
   // Gives what the peer needs to build the other half. Called once.
   virtual Result<Blob> offer() = 0;
-  // Joins both halves. `kick` asks the peer's engine, by the control connection, to drain, and
-  // gives whether the question was sent; it may be called on any thread.
-  virtual Result<std::unique_ptr<Channel>> join(Blob peer_offer, std::uint64_t peer_token,
-                                                bool (*kick)(void*), void* kick_context) = 0;
+  // Joins both halves.
+  virtual Result<std::unique_ptr<Channel>> join(Blob peer_offer, const ChannelPeer& peer) = 0;
 };
 
 class Transport {
@@ -239,8 +266,11 @@ class Transport {
   virtual const char* name() const = 0;
   // Says how a peer reaches this memory. Errors: kTransportUnavailable with reason and remedy.
   virtual Result<Blob> describe(const MemoryPiece& piece) = 0;
+  // Reaches memory that the peer described. Errors: kTransportUnavailable with reason and remedy
+  // when it cannot be reached this way; others end the connection.
   virtual Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description,
-                                                              std::uint64_t nbytes) = 0;
+                                                              std::uint64_t nbytes,
+                                                              const PeerProcess& owner) = 0;
   virtual Result<std::unique_ptr<ChannelHalf>> open_channel() = 0;
   // Ends the transport's threads. Operations that are still queued are finished first.
   virtual void stop() = 0;

@@ -29,6 +29,11 @@ class FenceBoard {
     if (slot >= slots()) return ~std::uint64_t{0};
     return epochs()[slot].load(std::memory_order_seq_cst);
   }
+  // Gives where a slot's epoch is, or a word at which no grant holds.
+  const std::atomic<std::uint64_t>* word(std::uint32_t slot) const {
+    static constexpr std::atomic<std::uint64_t> kNever{~std::uint64_t{0}};
+    return slot >= slots() ? &kNever : &epochs()[slot];
+  }
   // Owner's side only.
   void set_epoch(std::uint32_t slot, std::uint64_t epoch) {
     epochs()[slot].store(epoch, std::memory_order_seq_cst);

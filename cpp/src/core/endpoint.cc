@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/process.h"
 
 namespace kvzc {
 namespace {
@@ -15,6 +16,8 @@ constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::size_t kMostOutgoing = 16384;
 constexpr std::size_t kMostAttaching = 256;
 constexpr std::int64_t kConnectRetryNs = 5'000'000;
+constexpr std::int64_t kFirstDoubtNs = 1'000'000;
+constexpr int kExitPatienceMs = 50;
 
 // Roles of proofs; one side's never serves as the other's.
 constexpr std::string_view kOwnerRole = "kvzc owner";
@@ -53,32 +56,69 @@ Status Endpoint::why() const {
 
 void Endpoint::drain() {
   for (const auto& channel : channels_) {
-    if (!channel) continue;
-    channel->drain();
-    // A peer that breaks its promises there is lost as a whole.
-    if (Status why = channel->lost(); !why.is_ok() && !is_lost()) {
-      host_.loop().post([self = shared_from_this(), why] { self->lose(why, PeerFate::kUnknown); });
+    if (channel) channel->drain();
+  }
+  look_at_channels();
+}
+
+void Endpoint::look_at_channels() {
+  // A peer that breaks its promises on one channel is lost as a whole.
+  for (const auto& channel : channels_) {
+    if (!channel || is_lost()) continue;
+    if (Status why = channel->lost(); !why.is_ok()) {
+      host_.loop().post([self = shared_from_this(), why] {
+        // The peer may have said why.
+        if (!self->is_lost()) self->on_events(EPOLLIN);
+        self->lose(why, PeerFate::kUnknown);
+      });
     }
   }
 }
 
-void Endpoint::grant_credits(std::uint32_t count) {
-  // Tags come over the first channel that both sides have, and so do their credits.
-  for (const auto& channel : channels_) {
-    if (!channel) continue;
-    channel->grant_credits(count);
-    return;
-  }
+Channel* Endpoint::tag_channel() const {
+  // Tags go by the first channel that both sides have, and so do their credits.
+  const auto first = std::find_if(channels_.begin(), channels_.end(),
+                                  [](const auto& channel) { return channel != nullptr; });
+  return first == channels_.end() ? nullptr : first->get();
 }
 
-Status Endpoint::fence(FenceTicket grant, std::int64_t deadline_ns) {
+const char* Endpoint::tag_transport() const {
+  for (std::size_t i = 0; i < channels_.size(); ++i) {
+    if (channels_[i]) return host_.transports()[i]->name();
+  }
+  return nullptr;
+}
+
+void Endpoint::grant_credits(std::uint32_t count) {
+  if (Channel* channel = tag_channel()) channel->grant_credits(count);
+}
+
+Status Endpoint::fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
   for (const auto& channel : channels_) {
     if (!channel) continue;
-    Status fenced = channel->fence(grant, deadline_ns);
-    if (!fenced.is_ok())
+    Status fenced = channel->fence(grants, deadline_ns);
+    if (!fenced.is_ok()) {
       return Status(fenced.code(), peer_words() + ": " + std::string(fenced.text()));
+    }
   }
   return Status::ok();
+}
+
+Status Endpoint::cut_off(const Status& why, std::int64_t deadline_ns) {
+  Status outcome;
+  for (const auto& channel : channels_) {
+    if (channel) channel->lose(why, PeerFate::kUnknown);
+  }
+  for (const auto& channel : channels_) {
+    if (!channel) continue;
+    Status cut = channel->cut_off(deadline_ns);
+    if (!cut.is_ok() && outcome.is_ok()) {
+      outcome = Status(cut.code(), peer_words() + ": " + std::string(cut.text()));
+    }
+  }
+  const PeerFate fate = outcome.is_ok() ? PeerFate::kGone : PeerFate::kUnknown;
+  host_.loop().post([self = shared_from_this(), why, fate] { self->say_bye(why, fate); });
+  return outcome;
 }
 
 std::string Endpoint::peer_words() const {
@@ -166,8 +206,26 @@ Status Endpoint::watch_socket() {
       [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
 }
 
+Status Endpoint::watch_process() {
+  pidfd_ = open_pidfd(socket_.get(), credentials_.pid);
+  if (!pidfd_.is_valid()) return Status::ok();  // The connection's end must do.
+  return host_.loop().watch(pidfd_.get(), EPOLLIN,
+                            [self = shared_from_this()](std::uint32_t) { self->on_exit(); });
+}
+
+void Endpoint::on_exit() {
+  const std::shared_ptr<Endpoint> self = shared_from_this();
+  // What it said before the end still counts.
+  if (!is_lost()) on_events(EPOLLIN);
+  if (!is_lost()) {
+    lose(Status(Code::kPeerLost, peer_words() + " is gone: its process has exited or was killed"),
+         PeerFate::kGone);
+  }
+  become_gone();
+}
+
 void Endpoint::on_events(std::uint32_t events) {
-  if (is_lost()) return wait_until_gone();
+  if (is_lost()) return read_to_the_end();
   if ((events & EPOLLOUT) != 0) flush();
   // As much as is there, but not for ever: other peers wait too.
   for (int messages = 0; messages < 64 && !is_lost(); ++messages) {
@@ -175,9 +233,13 @@ void Endpoint::on_events(std::uint32_t events) {
     if (!message.is_ok()) {
       if (message.status().code() == Code::kWouldBlock) break;
       if (message.status().code() == Code::kPeerLost && stage_ == Stage::kReady) {
-        lose(Status(Code::kPeerLost, peer_words() + " is gone: its process has exited or was "
-                                                    "killed"),
-             PeerFate::kGone);
+        // A process closes its files a moment before it counts as exited.
+        const bool has_ended = !pidfd_.is_valid() || has_exited(pidfd_.get(), kExitPatienceMs);
+        lose(Status(Code::kPeerLost,
+                    peer_words() + (has_ended
+                                        ? " is gone: its process has exited or was killed"
+                                        : " has dropped its connection, though its process lives")),
+             has_ended ? PeerFate::kGone : PeerFate::kUnknown);
       } else {
         lose(message.status(), PeerFate::kUnknown);
       }
@@ -189,7 +251,7 @@ void Endpoint::on_events(std::uint32_t events) {
   if (is_ready() && !is_lost()) drain();
 }
 
-void Endpoint::wait_until_gone() {
+void Endpoint::read_to_the_end() {
   for (int messages = 0; messages < 64; ++messages) {
     const Result<Message> message = receive_message(socket_.get());
     if (message.is_ok() || message.status().code() == Code::kProtocol ||
@@ -199,6 +261,25 @@ void Endpoint::wait_until_gone() {
     if (message.status().code() == Code::kWouldBlock) return;
     break;
   }
+  // The end of a connection proves the end of a process only where nothing better is known.
+  if (pidfd_.is_valid()) return close_socket();
+  become_gone();
+}
+
+void Endpoint::settle_doubt(std::int64_t pause_ns) {
+  if (!is_doubtful_) return;
+  const bool is_settled =
+      std::all_of(channels_.begin(), channels_.end(),
+                  [](const auto& channel) { return !channel || channel->cut_off(0).is_ok(); });
+  if (is_settled) return become_gone();
+  host_.loop().run_at(now_ns() + pause_ns, [self = shared_from_this(), pause_ns] {
+    self->settle_doubt(std::min(2 * pause_ns, kSecondNs));
+  });
+}
+
+void Endpoint::become_gone() {
+  if (pidfd_.is_valid()) host_.loop().unwatch(pidfd_.get());
+  if (!std::exchange(is_doubtful_, false)) return;
   const std::shared_ptr<Endpoint> self = shared_from_this();
   for (const auto& channel : channels_) {
     if (channel) channel->lose(why(), PeerFate::kGone);
@@ -370,8 +451,14 @@ Status Endpoint::make_offers(std::vector<wire::Offer>* offers, std::vector<Owned
   return Status::ok();
 }
 
+bool Endpoint::send_kick(void* self) {
+  return send_message(static_cast<Endpoint*>(self)->socket_.get(), wire::encode_kick(), {}).is_ok();
+}
+
 Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector<OwnedFd> fds) {
   const auto transports = host_.transports();
+  Status watched = watch_process();
+  if (!watched.is_ok()) return watched;
   // The channels report arrivals with the endpoint's address, and these need to know the peer.
   info_ = std::make_shared<const PeerInfo>(
       PeerInfo{peer_incarnation_, peer_name_, credentials_.pid, credentials_.uid});
@@ -387,13 +474,7 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       blob.bytes = offer.bytes;
       blob.fds = own.take();
       Result<std::unique_ptr<Channel>> channel = halves_[i]->join(
-          std::move(blob), reinterpret_cast<std::uint64_t>(this),
-          [](void* self) {
-            return send_message(static_cast<Endpoint*>(self)->socket_.get(), wire::encode_kick(),
-                                {})
-                .is_ok();
-          },
-          this);
+          std::move(blob), {reinterpret_cast<std::uint64_t>(this), process(), send_kick, this});
       if (!channel.is_ok()) return channel.status();
       channels_[i] = channel.take();
       has_one = true;
@@ -448,8 +529,9 @@ void Endpoint::send_attaches() {
 Status Endpoint::on_attach(const wire::Attach& attach) {
   wire::Attached answer;
   answer.request = attach.request;
-  const std::shared_ptr<const Grant> grant = host_.grants().find(attach.grant_id);
-  if (!grant) {
+  const std::shared_ptr<const GrantRecord> grant = host_.grants().find(attach.grant_id);
+  const std::shared_ptr<const RegionMemory> memory = grant ? grant->memory.lock() : nullptr;
+  if (!memory) {
     answer.code = Code::kRevoked;
     answer.text = "the owner has revoked this grant, or closed its region; ask it for a new handle";
   } else if (!equal_in_constant_time(attach.proof,
@@ -460,7 +542,7 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
     answer.proof = wire::prove(grant->key, kAttachedRole, session_, grant->id);
     answer.fence_slot = grant->fence.slot;
     answer.fence_epoch = grant->fence.epoch;
-    for (const auto& storage : grant->memory->storages) {
+    for (const auto& storage : memory->storages) {
       answer.storages.push_back(storage->id);
       if (!exported_.insert(storage->id).second) continue;
       Status sent = send_storage(*storage);
@@ -524,7 +606,7 @@ Status Endpoint::on_storage(const wire::Storage& storage, std::vector<OwnedFd> f
       Blob blob;
       blob.bytes = road.bytes;
       blob.fds = own.take();
-      import.roads[i] = transports[i]->import_memory(std::move(blob), storage.nbytes);
+      import.roads[i] = transports[i]->import_memory(std::move(blob), storage.nbytes, process());
     }
   }
   imports_.insert_or_assign(storage.id, std::move(import));
@@ -655,11 +737,12 @@ void Endpoint::turn_away(const std::string& why) {
   lose(refuse(Code::kTimedOut, why), PeerFate::kUnknown);
 }
 
-void Endpoint::say_bye(const Status& why) {
-  if (stop_writing(why, PeerFate::kUnknown)) {
+void Endpoint::say_bye(const Status& why, PeerFate fate) {
+  if (is_lost()) return;
+  if (stop_writing(why, fate)) {
     send(wire::encode(wire::Type::kBye, {why.code(), std::string(why.text())}));
   }
-  lose(why, PeerFate::kUnknown);
+  lose(why, fate);
 }
 
 bool Endpoint::stop_writing(const Status& why, PeerFate fate) {
@@ -692,9 +775,10 @@ void Endpoint::lose(Status why, PeerFate fate) {
   const bool is_quiet = stop_writing(why, fate);
   // The peer takes the end of the connection for the end of our writing, so that must be true. And
   // we wait for its end, unless it is known: until then it may still be writing.
-  const bool is_doubtful = fate == PeerFate::kUnknown && is_ready();
+  is_doubtful_ = fate == PeerFate::kUnknown && is_ready();
+  if (!is_doubtful_ && pidfd_.is_valid()) host_.loop().unwatch(pidfd_.get());
   if (socket_.is_valid() && is_quiet) {
-    if (is_doubtful) {
+    if (is_doubtful_) {
       ::shutdown(socket_.get(), SHUT_WR);
       if (std::exchange(wants_write_, false)) host_.loop().change(socket_.get(), EPOLLIN);
     } else {
@@ -716,6 +800,7 @@ void Endpoint::lose(Status why, PeerFate fate) {
     if (auto binding = each.lock()) bindings.push_back(std::move(binding));
   }
   host_.endpoint_lost(*this, bindings, fate);
+  if (is_doubtful_) settle_doubt(kFirstDoubtNs);
   if (only_first) {
     for (auto& binding : others) host_.start_binding(std::move(binding));
   }

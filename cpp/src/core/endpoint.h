@@ -69,8 +69,16 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool is_ready() const { return is_ready_.load(std::memory_order_acquire); }
   void drain();
   void grant_credits(std::uint32_t count);
-  // Returns when the peer is no longer within the grant. Errors: kTimedOut naming the peer.
-  Status fence(FenceTicket grant, std::int64_t deadline_ns);
+  // Returns when the peer is no longer within any of the grants. Errors: kTimedOut naming the peer.
+  Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns);
+  // Ends the connection without the peer's help, and returns when it can touch nothing any more.
+  // Errors: kTimedOut, kUnsupported naming the peer; it is lost all the same.
+  Status cut_off(const Status& why, std::int64_t deadline_ns);
+  // Gives the channel that tags go by. Requires: is_ready() was seen.
+  Channel* tag_channel() const;
+  const char* tag_transport() const;
+  // Looks whether a channel has found out by itself that it is lost; if so, all is. Thread: any.
+  void look_at_channels();
 
   // --- Thread: control. ---
 
@@ -83,7 +91,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Tells the peer that a storage is gone, if it knew of it.
   void release_storage(std::uint64_t storage);
   // Says goodbye and closes.
-  void say_bye(const Status& why);
+  void say_bye(const Status& why, PeerFate fate);
   void lose(Status why, PeerFate fate);
   // Refuses whoever is at the other end, before the handshake has ended.
   void turn_away(const std::string& why);
@@ -112,8 +120,16 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Status watch_socket();
   void on_events(std::uint32_t events);
   void on_message(Message message);
+  // The kernel says that the peer's process has exited.
+  void on_exit();
   // Reads on until the lost peer has let go of the connection too.
-  void wait_until_gone();
+  void read_to_the_end();
+  // Looks, again and again, whether a lost peer has come to rest.
+  void settle_doubt(std::int64_t pause_ns);
+  void become_gone();
+  Status watch_process();
+  static bool send_kick(void* self);
+  PeerProcess process() const { return {credentials_.pid, credentials_.uid, pidfd_.get()}; }
   void close_socket();
   Status handle(wire::Type type, std::span<const std::byte> body, std::vector<OwnedFd> fds);
 
@@ -156,14 +172,16 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Stage stage_ = Stage::kNew;
   bool is_server_ = false;
   OwnedFd socket_;
+  OwnedFd pidfd_;  // Constant once ready.
   bool wants_write_ = false;
+  bool is_doubtful_ = false;  // Lost, but perhaps still writing.
   std::deque<Message> outgoing_;
   PeerCredentials credentials_;
   Incarnation peer_incarnation_{};
   std::string peer_name_;
   wire::Hello hello_;
   Digest session_{};
-  std::shared_ptr<const Grant> door_;  // As server: the grant that opened the connection.
+  std::shared_ptr<const GrantRecord> door_;  // As server: the grant that opened the connection.
   std::vector<std::unique_ptr<ChannelHalf>> halves_;
   std::shared_ptr<Binding> first_;
   std::vector<std::shared_ptr<Binding>> to_attach_;

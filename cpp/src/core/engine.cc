@@ -14,6 +14,8 @@ namespace {
 
 // After helping, the last chunks of the other threads take about this long.
 constexpr std::int64_t kSpinNs = 30'000;
+// A sleeping thread looks this often whether its peer is lost.
+constexpr std::int64_t kLookNs = 100'000'000;
 
 }  // namespace
 
@@ -56,6 +58,11 @@ Status Transfer::wait(std::int64_t deadline_ns) const {
 }
 
 Status Transfer::usable_here() const { return core_->usable_here(); }
+
+Status Transfer::peer_status() const {
+  const Channel* channel = slot_->channel.load(std::memory_order_acquire);
+  return channel == nullptr ? Status::ok() : channel->lost();
+}
 
 Status Transfer::cancel(std::int64_t deadline_ns) const {
   return core_->cancel(*slot_, deadline_ns);
@@ -108,6 +115,17 @@ Status still_running() {
   return Status(Code::kTimedOut, "the transfer has not ended in time; it is still running");
 }
 
+// When its peer is lost a transfer ends as soon as it is quiet, and that is not waited for: whoever
+// waits hears of the loss.
+Status sleep_until_ended(const Transfer& transfer, std::int64_t deadline_ns) {
+  Watcher watcher({&transfer, 1});
+  for (;;) {
+    if (watcher.sleep(std::min(deadline_ns, now_ns() + kLookNs))) return Status::ok();
+    if (Status lost = transfer.peer_status(); !lost.is_ok()) return lost;
+    if (now_ns() >= deadline_ns) return still_running();
+  }
+}
+
 }  // namespace
 
 Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns) {
@@ -128,8 +146,7 @@ Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t 
     if (transfer.has_ended()) continue;
     transfer.help(deadline_ns);
     if (spin_until_ended(transfer, deadline_ns)) continue;
-    Watcher watcher({&transfer, 1});
-    if (!watcher.sleep(deadline_ns)) return still_running();
+    if (Status slept = sleep_until_ended(transfer, deadline_ns); !slept.is_ok()) return slept;
   }
   return Status::ok();
 }
@@ -138,6 +155,19 @@ void Transfer::help(std::int64_t deadline_ns) const {
   if (!core_->usable_here().is_ok()) return;
   Channel* channel = slot_->channel.load(std::memory_order_acquire);
   if (channel != nullptr) channel->help(*slot_, deadline_ns);
+}
+
+// --- Grant ---
+
+Grant::Grant(std::shared_ptr<EngineCore> core, std::shared_ptr<const GrantRecord> record, View view)
+    : core_(std::move(core)), record_(std::move(record)), view_(std::move(view)) {}
+
+Result<HandleInfo> Grant::handle() const { return core_->describe(*record_, view_); }
+Access Grant::access() const { return record_->access; }
+bool Grant::is_revoked() const { return core_->is_revoked(*record_); }
+
+Status Grant::revoke(std::int64_t deadline_ns, Force force) const {
+  return core_->revoke_grant(record_, deadline_ns, force);
 }
 
 // --- Region ---
@@ -158,7 +188,15 @@ bool Region::is_open() const {
   return record_->memory != nullptr;
 }
 
-Result<HandleInfo> Region::handle() const { return core_->handle_of(*record_); }
+Result<HandleInfo> Region::handle() const {
+  Result<std::shared_ptr<const GrantRecord>> grant = core_->whole_grant(*record_);
+  if (!grant.is_ok()) return grant.status();
+  return core_->describe(**grant, record_->layout);
+}
+
+Status Region::revoke(std::int64_t deadline_ns, Force force) {
+  return core_->revoke_region(record_, deadline_ns, force);
+}
 
 std::string Region::path() const {
   const Result<LocalView> whole = view();
@@ -167,8 +205,9 @@ std::string Region::path() const {
       std::all_of(whole->memory->storages.begin(), whole->memory->storages.end(),
                   [](const auto& storage) { return storage->allocation != nullptr; });
   return is_shared ? "mapped: peers on this host copy straight into and out of it"
-                   : "private: can be the source of puts; to be a target on this host it must "
-                     "come from kvzc.empty(shape, dtype)";
+                   : "private: the kernel copies for peers on this host (process_vm_writev), at "
+                     "about a third of the speed; memory from kvzc.empty(shape, dtype), or moved "
+                     "by kvzc.share(tensor), would be mapped";
 }
 
 Status Region::close(std::int64_t deadline_ns) { return core_->close_region(record_, deadline_ns); }
@@ -215,26 +254,63 @@ Result<LocalView> Engine::find_or_borrow(const TensorSpec& tensor) {
   return core_->find_or_borrow(tensor);
 }
 
-Result<Transfer> Engine::try_put(std::span<const PutItem> items, const PutOptions& options) {
+Result<Grant> Engine::grant(const LocalView& view, Access access) {
+  return core_->grant(view, access);
+}
+
+Result<Transfer> Engine::try_put(std::span<const TransferItem> items,
+                                 const TransferOptions& options) {
   return core_->try_submit(Direction::kPut, items, options);
 }
 
-void Engine::wait_for_room(const RemoteView& target, const PutOptions& options,
+Result<Transfer> Engine::try_get(std::span<const TransferItem> items,
+                                 const TransferOptions& options) {
+  return core_->try_submit(Direction::kGet, items, options);
+}
+
+Result<Transfer> Engine::try_notify(const RemoteView& target, const TransferOptions& options) {
+  return core_->try_notify(target, options);
+}
+
+Result<Transfer> Engine::try_notify(const PeerInfo& target, const TransferOptions& options) {
+  return core_->try_notify(target, options);
+}
+
+void Engine::wait_for_room(const RemoteView& target, const TransferOptions& options,
                            std::int64_t deadline_ns) {
   core_->wait_for_room(target, options, deadline_ns);
 }
 
-Result<Transfer> Engine::put(std::span<const PutItem> items, const PutOptions& options,
-                             std::int64_t deadline_ns) {
+void Engine::wait_for_room(const PeerInfo& target, const TransferOptions& options,
+                           std::int64_t deadline_ns) {
+  core_->wait_for_room(target, options, deadline_ns);
+}
+
+namespace {
+
+Result<Transfer> submit(EngineCore& core, Direction direction, std::span<const TransferItem> items,
+                        const TransferOptions& options, std::int64_t deadline_ns) {
   for (;;) {
-    Result<Transfer> transfer = try_put(items, options);
+    Result<Transfer> transfer = core.try_submit(direction, items, options);
     if (transfer.is_ok() || transfer.status().code() != Code::kWouldBlock) return transfer;
     if (now_ns() >= deadline_ns) {
       return Status(Code::kTimedOut, "the transfer was not accepted in time, nothing was posted: " +
                                          std::string(transfer.status().text()));
     }
-    wait_for_room(*items[0].target, options, deadline_ns);
+    core.wait_for_room(*items[0].remote, options, deadline_ns);
   }
+}
+
+}  // namespace
+
+Result<Transfer> Engine::put(std::span<const TransferItem> items, const TransferOptions& options,
+                             std::int64_t deadline_ns) {
+  return submit(*core_, Direction::kPut, items, options, deadline_ns);
+}
+
+Result<Transfer> Engine::get(std::span<const TransferItem> items, const TransferOptions& options,
+                             std::int64_t deadline_ns) {
+  return submit(*core_, Direction::kGet, items, options, deadline_ns);
 }
 
 Result<Transfer> Engine::connect(const RemoteView& target) { return core_->connect(target); }

@@ -21,6 +21,8 @@ constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::int64_t kCreditRetryNs = 1'000'000;
 constexpr std::int64_t kMostCreditPauseNs = 20'000'000;
 constexpr std::int64_t kFirstRetryNs = 1'000'000;
+// How long a peer that is cut off is given to finish one bounded copy.
+constexpr std::int64_t kCutPatienceNs = 200'000'000;
 constexpr std::int64_t kAcceptPauseNs = 100'000'000;
 constexpr std::size_t kMostHalfOpen = 128;
 constexpr std::size_t kMostLostPeers = 4096;
@@ -35,6 +37,10 @@ Status closed() { return Status(Code::kClosed, "the engine is closed; make anoth
 // A shortage passes; asked again, it may go well.
 bool may_change(Code code) {
   return code == Code::kTimedOut || code == Code::kLimitExceeded || code == Code::kSystem;
+}
+
+Status deadline_passed() {
+  return Status(Code::kCancelled, "the transfer's deadline passed before it was done");
 }
 
 Status region_closed() { return Status(Code::kClosed, "the region is closed"); }
@@ -86,7 +92,7 @@ Status EngineCore::start() {
     }
   }
   for (const std::string& name : names) {
-    Result<std::unique_ptr<Transport>> transport = make_transport(name, transport_host_);
+    Result<std::unique_ptr<Transport>> transport = make_transport(name, transport_host_, options_.faults);
     if (!transport.is_ok()) return transport.status();
     transports_.push_back(transport.take());
   }
@@ -142,9 +148,16 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     Status region = close_region(record, deadline_ns);
     if (outcome.is_ok()) outcome = region;
   }
-  loop_.post([this] {
+  const Status goodbye(Code::kClosed, "its engine was closed");
+  if (look_at_quarantine()) {
+    // Nobody is served any more, so those who do not answer may as well be cut off.
+    for (const auto& endpoint : everyone()) {
+      (void)endpoint->cut_off(goodbye, std::max(deadline_ns, now_ns() + kCutPatienceNs));
+    }
+  }
+  loop_.post([this, goodbye] {
     for (const auto& endpoint : std::vector(endpoints_)) {
-      endpoint->say_bye(Status(Code::kClosed, "its engine was closed"));
+      endpoint->say_bye(goodbye, PeerFate::kUnknown);
     }
     loop_.unwatch(listener_.get());
     sockets_.remove(listener_.get());
@@ -159,6 +172,11 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   // Running copies have seen their channels lost by now and end with the next chunk.
   for (const auto& transport : transports_) transport->stop();
   doorbell_.ring();
+  if (look_at_quarantine()) {
+    // Better a leak than memory that is used again while a peer still touches it.
+    std::lock_guard quarantine(quarantine_mutex_);
+    new std::vector(quarantine_);
+  }
   std::lock_guard tables(mutex_);
   if (has_arrivals_fd_) doorbell_.set_event();
   drained_ = std::make_shared<const Endpoints>();
@@ -198,6 +216,8 @@ Result<Region> EngineCore::register_memory(std::span<const TensorSpec> tensors) 
     if (!tensor.name.empty()) record->layout.names.push_back(tensor.name);
   }
   auto memory = std::make_shared<RegionMemory>();
+  memory->region = record;
+  record->engine = this;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     std::shared_ptr<LocalStorage> storage = storages_.acquire(tensors[i]);
     const auto known = std::find(memory->storages.begin(), memory->storages.end(), storage);
@@ -263,118 +283,239 @@ Result<LocalView> EngineCore::find_or_borrow(const TensorSpec& tensor) {
   return out;
 }
 
-Result<HandleInfo> EngineCore::handle_of(RegionRecord& record) {
+Result<std::shared_ptr<const GrantRecord>> EngineCore::whole_grant(RegionRecord& record) {
   Status status = usable();
   if (!status.is_ok()) return status;
   std::lock_guard lock(record.mutex);
   if (!record.memory) return region_closed();
   if (!record.whole) {
-    Result<std::shared_ptr<const Grant>> grant = grants_.add(Access::kBoth, record.memory);
-    if (!grant.is_ok()) return grant.status();
+    Result<std::shared_ptr<const GrantRecord>> grant =
+        grants_.add(Access::kBoth, record.layout.nbytes(), record.memory);
+    if (!grant.is_ok()) return grant;
     record.whole = *grant;
-    record.grants.push_back(*grant);
+    record.grants[record.whole->id] = {record.whole, record.memory};
+  }
+  return record.whole;
+}
+
+Result<Grant> EngineCore::grant(const LocalView& view, Access access) {
+  Status status = usable();
+  if (!status.is_ok()) return status;
+  const std::shared_ptr<RegionRecord> region = view.memory->region.lock();
+  if (!region || region->engine != this) {
+    return Status(Code::kNotRegistered,
+                  "only a part of a region that this engine has registered can be granted");
+  }
+  // Only what the view touches: a holder imports no more than it needs.
+  auto memory = std::make_shared<RegionMemory>();
+  memory->region = region;
+  View granted = view.view;
+  for (TensorView& tensor : granted.tensors) {
+    const auto& storage = view.memory->storages[tensor.storage];
+    const auto known = std::find(memory->storages.begin(), memory->storages.end(), storage);
+    tensor.storage = static_cast<std::uint32_t>(known - memory->storages.begin());
+    if (known == memory->storages.end()) memory->storages.push_back(storage);
+  }
+  std::lock_guard lock(region->mutex);
+  if (!region->memory) return region_closed();
+  Result<std::shared_ptr<const GrantRecord>> record =
+      grants_.add(access, granted.nbytes(), memory);
+  if (!record.is_ok()) return record.status();
+  region->grants[(*record)->id] = {*record, std::move(memory)};
+  return Grant(shared_from_this(), *record, std::move(granted));
+}
+
+Result<HandleInfo> EngineCore::describe(const GrantRecord& grant, const View& view) const {
+  Status status = usable();
+  if (!status.is_ok()) return status;
+  const std::shared_ptr<const RegionMemory> memory = grant.memory.lock();
+  if (!memory || is_revoked(grant)) {
+    return Status(Code::kRevoked, "the grant is revoked, or its region is closed");
   }
   HandleInfo info;
   info.incarnation = incarnation_;
   info.engine_name = options_.name;
   info.addresses.push_back({AddressKind::kUnix, address_});
-  info.grant_id = record.whole->id;
-  info.access = record.whole->access;
-  info.key = record.whole->key;
-  for (const auto& storage : record.memory->storages) {
-    info.storage_nbytes.push_back(storage->nbytes);
-  }
-  info.view = record.layout;
+  info.grant_id = grant.id;
+  info.access = grant.access;
+  info.key = grant.key;
+  for (const auto& storage : memory->storages) info.storage_nbytes.push_back(storage->nbytes);
+  info.view = view;
   return info;
 }
 
-Status EngineCore::fence_everywhere(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
-  Endpoints endpoints;
-  {
-    std::lock_guard lock(mutex_);
-    endpoints = *drained_;
-    endpoints.insert(endpoints.end(), doubtful_.begin(), doubtful_.end());
-  }
-  Status outcome = Status::ok();
-  for (const FenceTicket& grant : grants) {
-    // One whose slot is in use again was fenced before.
-    if (fences_.epoch(grant.slot) != grant.epoch + 1) continue;
-    for (const auto& endpoint : endpoints) {
-      Status fenced = endpoint->fence(grant, deadline_ns);
-      if (outcome.is_ok()) outcome = fenced;
+bool EngineCore::is_revoked(const GrantRecord& grant) const {
+  return grants_.find(grant.id) == nullptr;
+}
+
+// --- Revoking ---
+
+EngineCore::Endpoints EngineCore::everyone() const {
+  std::lock_guard lock(mutex_);
+  Endpoints endpoints = *drained_;
+  endpoints.insert(endpoints.end(), doubtful_.begin(), doubtful_.end());
+  return endpoints;
+}
+
+Status EngineCore::fence_everywhere(std::span<const FenceTicket> grants, std::int64_t deadline_ns,
+                                    Force force) {
+  Status outcome;
+  for (const auto& endpoint : everyone()) {
+    Status fenced = endpoint->fence(grants, deadline_ns);
+    if (fenced.code() == Code::kTimedOut && force == Force::kYes) {
+      fenced = endpoint->cut_off(
+          Status(Code::kPeerLost,
+                 "it was cut off: it did not leave a revoked grant in time (force=True)"),
+          std::max(deadline_ns, now_ns() + kCutPatienceNs));
     }
+    if (outcome.is_ok()) outcome = fenced;
   }
   return outcome;
 }
 
-EngineCore::ClosingRegion EngineCore::begin_close(std::shared_ptr<RegionRecord> record) {
-  ClosingRegion closing;
-  std::vector<std::shared_ptr<const Grant>> grants;
-  std::lock_guard lock(record->mutex);
-  closing.memory = std::exchange(record->memory, nullptr);
-  grants.swap(record->grants);
-  record->whole.reset();
-  for (const auto& grant : grants) {
-    grants_.revoke(*grant);
-    record->revoked.push_back(grant->fence);
+void EngineCore::shut(RegionRecord& region, const GrantRecord* only, Fate fate) {
+  std::unordered_map<std::uint64_t, RegionRecord::LiveGrant> shut;
+  std::lock_guard lock(region.mutex);
+  if (fate == Fate::kClosed && region.memory) region.leaving = std::move(region.memory);
+  if (only == nullptr) {
+    shut.swap(region.grants);
+  } else if (auto node = region.grants.extract(only->id)) {
+    shut.insert(std::move(node));
   }
-  // Whoever closes it again, or at the same time, has the same to wait for.
-  closing.grants = record->revoked;
-  closing.record = std::move(record);
-  return closing;
+  for (const auto& [id, grant] : shut) {
+    if (region.whole == grant.record) region.whole.reset();
+    grants_.revoke(*grant.record);
+    region.unfenced.push_back({grant.record->fence, grant.record->nbytes});
+  }
 }
 
-void EngineCore::finish_close(const ClosingRegion& closing, const Status& fenced) {
-  // The slot of a grant that somebody may still be in is not used again.
-  if (fenced.is_ok()) {
-    for (const FenceTicket& grant : closing.grants) grants_.retire(grant);
+Status EngineCore::settle(const std::shared_ptr<RegionRecord>& region,
+                          std::optional<FenceTicket> only, std::int64_t deadline_ns, Force force) {
+  std::vector<FenceTicket> fences;
+  {
+    std::lock_guard lock(region->mutex);
+    for (const RegionRecord::Revoked& each : region->unfenced) {
+      if (!only || (only->slot == each.fence.slot && only->epoch == each.fence.epoch)) {
+        fences.push_back(each.fence);
+      }
+    }
   }
-  if (!closing.memory) return;  // Somebody else lets it go.
+  std::sort(fences.begin(), fences.end(), [](const auto& a, const auto& b) { return a.slot < b.slot; });
+  const Status fenced = fences.empty() ? Status() : fence_everywhere(fences, deadline_ns, force);
+  if (fenced.is_ok()) {
+    forget_fenced(*region, fences);
+    return fenced;
+  }
+  // Perhaps only one of them holds somebody.
+  for (const FenceTicket& each : fences) {
+    if (fence_everywhere({&each, 1}, 0, Force::kNo).is_ok()) forget_fenced(*region, {&each, 1});
+  }
+  std::lock_guard lock(quarantine_mutex_);
+  if (std::find(quarantine_.begin(), quarantine_.end(), region) == quarantine_.end()) {
+    quarantine_.push_back(region);
+  }
+  if (!std::exchange(is_quarantine_watched_, true)) {
+    loop_.post([this] { watch_quarantine(kFirstRetryNs); });
+  }
+  return fenced;
+}
+
+void EngineCore::forget_fenced(RegionRecord& region, std::span<const FenceTicket> grants) {
+  std::shared_ptr<const RegionMemory> leaving;
+  {
+    std::lock_guard lock(region.mutex);
+    std::erase_if(region.unfenced, [grants](const RegionRecord::Revoked& each) {
+      return std::binary_search(
+          grants.begin(), grants.end(), each.fence,
+          [](const FenceTicket& a, const FenceTicket& b) { return a.slot < b.slot; });
+    });
+    for (const FenceTicket& grant : grants) grants_.retire(grant);
+    if (region.unfenced.empty()) leaving = std::move(region.leaving);
+  }
+  if (leaving) let_go(*leaving);
+}
+
+void EngineCore::let_go(const RegionMemory& memory) {
   std::vector<std::uint64_t> gone;
-  for (const auto& storage : closing.memory->storages) {
+  for (const auto& storage : memory.storages) {
     if (storages_.release(storage)) gone.push_back(storage->id);
   }
-  if (!gone.empty()) {
-    loop_.post([this, gone] {
-      for (const auto& endpoint : std::vector(endpoints_)) {
-        for (const std::uint64_t id : gone) endpoint->release_storage(id);
-      }
-    });
+  if (gone.empty()) return;
+  loop_.post([this, gone] {
+    for (const auto& endpoint : std::vector(endpoints_)) {
+      for (const std::uint64_t id : gone) endpoint->release_storage(id);
+    }
+  });
+}
+
+bool EngineCore::look_at_quarantine() {
+  std::vector<std::shared_ptr<RegionRecord>> regions;
+  {
+    std::lock_guard lock(quarantine_mutex_);
+    regions = quarantine_;
   }
-  std::shared_ptr<RegionRecord> keep;  // Let go of after the lock.
-  std::lock_guard lock(mutex_);
-  const auto found = regions_.find(closing.record->id);
-  if (found != regions_.end()) {
-    keep = std::move(found->second);
-    regions_.erase(found);
+  for (const auto& region : regions) {
+    std::vector<RegionRecord::Revoked> unfenced;
+    {
+      std::lock_guard lock(region->mutex);
+      unfenced = region->unfenced;
+    }
+    for (const RegionRecord::Revoked& each : unfenced) {
+      if (!fence_everywhere({&each.fence, 1}, 0, Force::kNo).is_ok()) continue;
+      forget_fenced(*region, {&each.fence, 1});
+    }
   }
+  std::lock_guard lock(quarantine_mutex_);
+  std::erase_if(quarantine_, [](const std::shared_ptr<RegionRecord>& region) {
+    std::lock_guard inner(region->mutex);
+    return region->unfenced.empty();
+  });
+  return !quarantine_.empty();
+}
+
+// Looks without waiting: the control thread has others to serve. A stopped writer keeps the memory
+// for as long as it is stopped.
+void EngineCore::watch_quarantine(std::int64_t pause_ns) {
+  if (look_at_quarantine()) {
+    loop_.run_at(now_ns() + pause_ns,
+                 [this, pause_ns] { watch_quarantine(std::min(2 * pause_ns, kSecondNs)); });
+    return;
+  }
+  std::lock_guard lock(quarantine_mutex_);
+  is_quarantine_watched_ = !quarantine_.empty();
+  if (is_quarantine_watched_) loop_.post([this] { watch_quarantine(kFirstRetryNs); });
+}
+
+Status EngineCore::revoke_grant(const std::shared_ptr<const GrantRecord>& grant,
+                                std::int64_t deadline_ns, Force force) {
+  if (fork_guard_.is_forked_child()) return usable();
+  const std::shared_ptr<RegionRecord> region = grant->region.lock();
+  if (!region) return Status::ok();  // Closed, and nobody is left within.
+  shut(*region, grant.get(), Fate::kKept);
+  return settle(region, grant->fence, deadline_ns, force);
+}
+
+Status EngineCore::revoke_region(const std::shared_ptr<RegionRecord>& record,
+                                 std::int64_t deadline_ns, Force force) {
+  if (fork_guard_.is_forked_child()) return usable();
+  shut(*record, nullptr, Fate::kKept);
+  return settle(record, std::nullopt, deadline_ns, force);
 }
 
 Status EngineCore::close_region(std::shared_ptr<RegionRecord> record, std::int64_t deadline_ns) {
   if (fork_guard_.is_forked_child()) return usable();
-  const ClosingRegion closing = begin_close(std::move(record));
-  const Status fenced = fence_everywhere(closing.grants, deadline_ns);
-  finish_close(closing, fenced);
-  return fenced;
+  shut(*record, nullptr, Fate::kClosed);
+  {
+    std::lock_guard lock(mutex_);
+    regions_.erase(record->id);
+  }
+  return settle(record, std::nullopt, deadline_ns, Force::kNo);
 }
 
 void EngineCore::close_region_later(std::shared_ptr<RegionRecord> record) {
   if (fork_guard_.is_forked_child()) return;
   // When the loop has stopped the engine is closed, and so is the region.
-  loop_.post([this, record = std::move(record)] {
-    ClosingRegion closing = begin_close(record);
-    if (closing.memory) try_finish_close(std::move(closing), kFirstRetryNs);
-  });
-}
-
-void EngineCore::try_finish_close(ClosingRegion closing, std::int64_t retry_ns) {
-  // Looks without waiting: the control thread has others to serve. A stopped writer keeps the
-  // memory for as long as it is stopped.
-  const Status fenced = fence_everywhere(closing.grants, 0);
-  if (fenced.is_ok()) return finish_close(closing, fenced);
-  loop_.run_at(now_ns() + retry_ns, [this, closing = std::move(closing), retry_ns] {
-    try_finish_close(closing, std::min(2 * retry_ns, kSecondNs));
-  });
+  loop_.post([this, record = std::move(record)] { (void)close_region(record, 0); });
 }
 
 // --- Transfers ---
@@ -412,14 +553,14 @@ std::shared_ptr<Binding> EngineCore::binding_for(const RemoteView& view) {
   return binding;
 }
 
-Status EngineCore::fill(OperationSlot& slot, std::span<const PutItem> items) {
+Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items) {
   std::uint64_t pieces = 0;
-  for (const PutItem& item : items) {
-    Status same = check_same_layout(item.source->view, item.target->view);
+  for (const TransferItem& item : items) {
+    Status same = check_same_layout(item.local->view, item.remote->view);
     if (!same.is_ok()) return same;
-    for (std::size_t i = 0; i < item.source->view.tensors.size(); ++i) {
-      const TensorView& local = item.source->view.tensors[i];
-      const TensorView& remote = item.target->view.tensors[i];
+    for (std::size_t i = 0; i < item.local->view.tensors.size(); ++i) {
+      const TensorView& local = item.local->view.tensors[i];
+      const TensorView& remote = item.remote->view.tensors[i];
       const TensorView& written = slot.direction == Direction::kPut ? remote : local;
       Status disjoint = check_no_overlap(written);
       if (!disjoint.is_ok()) return disjoint;
@@ -431,7 +572,7 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const PutItem> items) {
                           " are neighbours on both sides; make one side contiguous in the other's "
                           "order first, or split it");
       }
-      const LocalStorage& storage = *item.source->memory->storages[local.storage];
+      const LocalStorage& storage = *item.local->memory->storages[local.storage];
       const auto first = static_cast<std::uint32_t>(slot.runs.size());
       cut_runs(local, storage.data, remote, slot.runs);
       const auto count = static_cast<std::uint32_t>(slot.runs.size()) - first;
@@ -441,7 +582,7 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const PutItem> items) {
       slot.segment_local.push_back(storage.piece());
       slot.nbytes += local.nbytes();
     }
-    slot.pins.push_back(item.source->memory);
+    slot.pins.push_back(item.local->memory);
   }
   slot.run_count = slot.runs.size();
   return check_targets_disjoint(slot);
@@ -499,7 +640,7 @@ Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
 // Where source and target are one memory, a copy must not run into itself: no byte may be read and
 // written by one transfer. Requires: the segments' remote memories are filled in.
 Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
-  using Bytes = std::pair<std::uint64_t, std::uint64_t>;  // Begin and end.
+  using Bytes = std::pair<std::int64_t, std::int64_t>;  // Begin and end, in the remote memory.
   std::unordered_map<const RemoteMemory*, std::vector<Bytes>> targets;
   const auto targets_in = [&](const RemoteMemory* memory) -> const std::vector<Bytes>& {
     const auto [at, is_new] = targets.try_emplace(memory);
@@ -516,20 +657,19 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
   };
   for (std::size_t s = 0; s < slot.segments.size(); ++s) {
     const MemoryPiece& local = slot.segment_local[s];
-    if (local.shared == nullptr) continue;  // Private memory is nobody's target.
     const RemoteMemory* last = nullptr;
     for (const Segment& other : slot.segments) {
-      if (std::exchange(last, other.remote) == other.remote || !other.remote->is_same_as(local)) {
-        continue;
-      }
+      if (std::exchange(last, other.remote) == other.remote) continue;
+      const std::optional<std::int64_t> base = other.remote->offset_of(local);
+      if (!base) continue;
       const std::vector<Bytes>& written = targets_in(other.remote);
       const Segment& segment = slot.segments[s];
       for (std::uint32_t i = 0; i < segment.run_count; ++i) {
         const Run& run = slot.runs[segment.first_run + i];
-        const auto begin = static_cast<std::uint64_t>(run.local - local.data);
+        const std::int64_t begin = *base + (run.local - local.data);
+        const std::int64_t end = begin + static_cast<std::int64_t>(run.nbytes);
         // The last one that begins before this one's end.
-        const auto after =
-            std::lower_bound(written.begin(), written.end(), Bytes(begin + run.nbytes, 0));
+        const auto after = std::lower_bound(written.begin(), written.end(), Bytes(end, 0));
         if (after == written.begin() || std::prev(after)->second <= begin) continue;
         return Status(Code::kInvalidArgument,
                       "source and target overlap: they share bytes of one allocation");
@@ -565,46 +705,18 @@ void EngineCore::abandon(OperationSlot* slot) {
   // Ended, so that nobody who might look at it waits.
   slot->state.end(Status(Code::kCancelled, "never started"), 0);
   counters_.running.fetch_sub(1, std::memory_order_release);
+  deadlines_.remove(*slot);
   slot->pins.clear();
   release(*slot);
   release(*slot);
 }
 
-Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const PutItem> items,
-                                        const PutOptions& options, Purpose purpose) {
-  Status status = usable();
-  if (!status.is_ok()) return status;
-  if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to put");
+Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOptions& options) {
   if (options.notify && options.notify->size() > kMaxTagBytes) {
     return Status(Code::kInvalidArgument, "the notify tag has " +
                                               std::to_string(options.notify->size()) + " bytes; " +
                                               std::to_string(kMaxTagBytes) + " fit");
   }
-  const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
-  for (const PutItem& item : items) {
-    if (item.target->handle->info.device_kind != 0) {
-      return Status(Code::kUnsupported,
-                    "the target lies in device memory, which this version "
-                    "does not reach");
-    }
-    if ((static_cast<int>(item.target->handle->info.access) & static_cast<int>(needed)) == 0) {
-      return Status(Code::kAccessDenied, direction == Direction::kPut
-                                             ? "the handle grants get only; ask the owner for one "
-                                               "with access='put' or 'both'"
-                                             : "the handle grants put only; ask the owner for one "
-                                               "with access='get' or 'both'");
-    }
-    if (item.target->handle != items[0].target->handle &&
-        (item.target->handle->info.incarnation != items[0].target->handle->info.incarnation ||
-         item.target->handle->info.grant_id != items[0].target->handle->info.grant_id)) {
-      return Status(Code::kInvalidArgument,
-                    "all targets of one transfer come from one handle; register what belongs "
-                    "together as a group, or start one transfer per handle");
-    }
-  }
-  const std::shared_ptr<Binding> binding = binding_for(*items[0].target);
-  status = binding->failure();
-  if (!status.is_ok()) return status;
   // The counter first, the closed flag after it: close() looks in the other order.
   if (counters_.running.fetch_add(1, std::memory_order_seq_cst) >= options_.max_transfers) {
     counters_.running.fetch_sub(1, std::memory_order_release);
@@ -614,23 +726,69 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Put
   }
   OperationSlot* slot = operations_.take();
   slot->retain();  // One for the running operation, one for the caller's Transfer.
-  slot->state.restart(now_ns());
+  const std::int64_t now = now_ns();
+  slot->state.restart(now);
   slot->direction = direction;
   slot->after = options.after;
-  slot->binding = binding;
   if (options.notify) {
     slot->has_tag = true;
     slot->tag.nbytes = static_cast<std::uint8_t>(options.notify->size());
     std::memcpy(slot->tag.bytes, options.notify->data(), options.notify->size());
   }
-  status = usable();
-  if (status.is_ok()) {
-    try {
-      status = fill(*slot, items);
-    } catch (const std::bad_alloc&) {
-      status = Status(Code::kLimitExceeded,
-                      "no memory is left for the transfer's list of runs; put fewer at once");
+  if (Status status = usable(); !status.is_ok()) {
+    abandon(slot);
+    return status;
+  }
+  if (options.deadline_ns <= now) {
+    slot->fail(deadline_passed());
+  } else if (options.deadline_ns != INT64_MAX) {
+    deadlines_.add(*slot, options.deadline_ns);
+    // Otherwise the timer that runs fires earlier, and sets itself for this one.
+    if (options.deadline_ns < deadline_timer_ns_.load(std::memory_order_seq_cst)) {
+      loop_.post([this] { watch_deadlines(); });
     }
+  }
+  return slot;
+}
+
+Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const TransferItem> items,
+                                        const TransferOptions& options, Purpose purpose) {
+  Status status = usable();
+  if (!status.is_ok()) return status;
+  if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to move");
+  const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
+  for (const TransferItem& item : items) {
+    if (item.remote->handle->info.device_kind != 0) {
+      return Status(Code::kUnsupported,
+                    "the handle's memory lies on a device, which this version does not reach");
+    }
+    if ((static_cast<int>(item.remote->handle->info.access) & static_cast<int>(needed)) == 0) {
+      return Status(Code::kAccessDenied, direction == Direction::kPut
+                                             ? "the handle grants get only; ask the owner for one "
+                                               "with access='put' or 'both'"
+                                             : "the handle grants put only; ask the owner for one "
+                                               "with access='get' or 'both'");
+    }
+    if (item.remote->handle != items[0].remote->handle &&
+        (item.remote->handle->info.incarnation != items[0].remote->handle->info.incarnation ||
+         item.remote->handle->info.grant_id != items[0].remote->handle->info.grant_id)) {
+      return Status(Code::kInvalidArgument,
+                    "all remote views of one transfer come from one handle; register what belongs "
+                    "together as a group, or start one transfer per handle");
+    }
+  }
+  const std::shared_ptr<Binding> binding = binding_for(*items[0].remote);
+  status = binding->failure();
+  if (!status.is_ok()) return status;
+  Result<OperationSlot*> begun = begin(direction, options);
+  if (!begun.is_ok()) return begun.status();
+  OperationSlot* const slot = *begun;
+  slot->binding = binding;
+  try {
+    status = fill(*slot, items);
+  } catch (const std::bad_alloc&) {
+    status = Status(Code::kLimitExceeded,
+                    "no memory is left for the transfer's list of runs; move fewer at once");
   }
   if (!status.is_ok()) {
     abandon(slot);
@@ -667,10 +825,10 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Put
   return Transfer(shared_from_this(), slot);
 }
 
-Result<Transfer> EngineCore::connect(const RemoteView& target) {
+Result<Transfer> EngineCore::submit_nothing(const RemoteView& target,
+                                            const TransferOptions& options, Purpose purpose) {
   Status status = usable();
   if (!status.is_ok()) return status;
-  // An operation without bytes ends when the road is there.
   auto memory = std::make_shared<RegionMemory>();
   memory->storages.push_back(std::make_shared<LocalStorage>());
   LocalView nothing;
@@ -679,25 +837,69 @@ Result<Transfer> EngineCore::connect(const RemoteView& target) {
   empty.axes.push_back({0, 1, nullptr});
   nothing.view.tensors.push_back(empty);
   const RemoteView where{target.handle, nothing.view};
-  const PutItem item{&nothing, &where};
+  const TransferItem item{&nothing, &where};
   const Direction direction =
       target.handle->info.access == Access::kGet ? Direction::kGet : Direction::kPut;
-  return try_submit(direction, {&item, 1}, {}, Purpose::kConnect);
+  return try_submit(direction, {&item, 1}, options, purpose);
 }
 
-void EngineCore::wait_for_room(const RemoteView& target, const PutOptions& options,
+Result<Transfer> EngineCore::connect(const RemoteView& target) {
+  // A transfer without bytes ends when the road is there.
+  return submit_nothing(target, {}, Purpose::kConnect);
+}
+
+Result<Transfer> EngineCore::try_notify(const RemoteView& target, const TransferOptions& options) {
+  return submit_nothing(target, options, Purpose::kPut);
+}
+
+std::shared_ptr<Endpoint> EngineCore::endpoint_of(const PeerInfo& peer) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& endpoint : *drained_) {
+    if (endpoint->info()->incarnation == peer.incarnation) return endpoint;
+  }
+  return nullptr;
+}
+
+Result<Transfer> EngineCore::try_notify(const PeerInfo& target, const TransferOptions& options) {
+  Status status = usable();
+  if (status.is_ok()) status = peer_status(target);
+  if (!status.is_ok()) return status;
+  const std::shared_ptr<Endpoint> endpoint = endpoint_of(target);
+  if (!endpoint) {
+    return Status(Code::kPeerLost, "engine '" + target.engine_name + "' is not connected any more");
+  }
+  Result<OperationSlot*> begun = begin(Direction::kPut, options);
+  if (!begun.is_ok()) return begun.status();
+  OperationSlot* const slot = *begun;
+  Channel* const channel = endpoint->tag_channel();
+  status = channel->take_credit(slot->tag.nbytes);
+  if (!status.is_ok()) {
+    abandon(slot);
+    return status;
+  }
+  slot->has_credit = true;
+  slot->transport.store(endpoint->tag_transport(), std::memory_order_relaxed);
+  slot->road = endpoint;
+  Transfer transfer(shared_from_this(), slot);
+  channel->post(*slot);
+  return transfer;
+}
+
+bool EngineCore::wait_for_slot(std::int64_t left_ns) {
+  if (counters_.running.load(std::memory_order_acquire) < options_.max_transfers) return false;
+  counters_.room_sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = counters_.room_count.load(std::memory_order_seq_cst);
+  if (counters_.running.load(std::memory_order_seq_cst) >= options_.max_transfers) {
+    futex_wait(counters_.room_count, seen, left_ns, FutexScope::kPrivate);
+  }
+  counters_.room_sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return true;
+}
+
+void EngineCore::wait_for_room(const RemoteView& target, const TransferOptions& options,
                                std::int64_t deadline_ns) {
   const std::int64_t left = std::max<std::int64_t>(deadline_ns - now_ns(), 0);
-  if (left == 0 || !usable().is_ok()) return;
-  if (counters_.running.load(std::memory_order_acquire) >= options_.max_transfers) {
-    counters_.room_sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t seen = counters_.room_count.load(std::memory_order_seq_cst);
-    if (counters_.running.load(std::memory_order_seq_cst) >= options_.max_transfers) {
-      futex_wait(counters_.room_count, seen, left, FutexScope::kPrivate);
-    }
-    counters_.room_sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    return;
-  }
+  if (left == 0 || !usable().is_ok() || wait_for_slot(left)) return;
   const auto resolved = binding_for(target)->resolved();
   if (!resolved) {
     // Full before the connection is there: it will not take long, one way or the other.
@@ -705,6 +907,16 @@ void EngineCore::wait_for_room(const RemoteView& target, const PutOptions& optio
     return;
   }
   if (options.notify) resolved->channel->wait_for_credit(options.notify->size(), left);
+}
+
+void EngineCore::wait_for_room(const PeerInfo& target, const TransferOptions& options,
+                               std::int64_t deadline_ns) {
+  const std::int64_t left = std::max<std::int64_t>(deadline_ns - now_ns(), 0);
+  if (left == 0 || !usable().is_ok() || wait_for_slot(left)) return;
+  const std::shared_ptr<Endpoint> endpoint = endpoint_of(target);
+  if (endpoint && options.notify) {
+    endpoint->tag_channel()->wait_for_credit(options.notify->size(), left);
+  }
 }
 
 void EngineCore::retire(Operation& operation, Status status) {
@@ -718,6 +930,7 @@ void EngineCore::retire(Operation& operation, Status status) {
   } else {
     counters_.failed.fetch_add(1, std::memory_order_relaxed);
   }
+  deadlines_.remove(slot);
   // Before the end is told: whoever hears of it may take the memory away.
   slot.pins.clear();
   counters_.running.fetch_sub(1, std::memory_order_seq_cst);
@@ -735,17 +948,20 @@ void EngineCore::release(Operation& operation) {
   if (operation.release()) operations_.give_back(static_cast<OperationSlot*>(&operation));
 }
 
+void EngineCore::stop(OperationSlot& slot, const Status& why) {
+  slot.fail(why);
+  if (slot.binding && slot.binding->withdraw(slot, why.code())) {
+    retire(slot, why);
+    return;
+  }
+  Channel* channel = slot.channel.load(std::memory_order_acquire);
+  if (channel != nullptr && !slot.state.has_ended()) channel->abort(slot);
+}
+
 Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
   if (Status here = usable_here(); !here.is_ok()) return here;
-  const Status cancelled(Code::kCancelled, "the transfer was cancelled");
-  slot.fail(cancelled);
-  if (slot.binding->withdraw(slot, Code::kCancelled)) {
-    retire(slot, cancelled);
-    return Status::ok();
-  }
-  // Parts that have not begun are passed over quickly; those that have are waited for.
-  Channel* channel = slot.channel.load(std::memory_order_acquire);
-  if (channel != nullptr && !slot.state.has_ended()) channel->help(slot, deadline_ns);
+  if (slot.state.has_ended()) return Status::ok();
+  stop(slot, Status(Code::kCancelled, "the transfer was cancelled"));
   Waker waker;
   TransferState::Watch watch{&waker};
   slot.state.watch(watch);
@@ -757,6 +973,23 @@ Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
   slot.state.unwatch(watch);
   if (slot.state.has_ended()) return Status::ok();
   return Status(Code::kTimedOut, "the transfer has not come to rest yet; it is still running");
+}
+
+void EngineCore::watch_deadlines() {
+  const std::int64_t next = deadlines_.next();
+  if (next >= deadline_timer_ns_.load(std::memory_order_seq_cst)) return;
+  deadline_timer_ns_.store(next, std::memory_order_seq_cst);
+  loop_.run_at(next, [this] { expire_deadlines(); });
+}
+
+void EngineCore::expire_deadlines() {
+  // First, so that whoever adds one from here on asks for a timer.
+  deadline_timer_ns_.store(INT64_MAX, std::memory_order_seq_cst);
+  for (OperationSlot* slot : deadlines_.take_due(now_ns())) {
+    stop(*slot, deadline_passed());
+    release(*slot);
+  }
+  watch_deadlines();
 }
 
 // --- Reaching peers (control thread) ---
@@ -987,6 +1220,10 @@ void EngineCore::arrived(std::uint64_t peer_token, std::string_view tag, Code co
   credits.settle();
 }
 
+void EngineCore::channel_lost(std::uint64_t peer_token) {
+  reinterpret_cast<Endpoint*>(peer_token)->look_at_channels();
+}
+
 Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std::size_t count,
                                                        const PeerInfo* peer,
                                                        std::int64_t deadline_ns) {
@@ -1093,6 +1330,15 @@ EngineStats EngineCore::stats() {
     std::lock_guard lock(mutex_);
     out.regions = regions_.size();
     out.peers = drained_->size();
+  }
+  {
+    std::lock_guard lock(quarantine_mutex_);
+    for (const auto& region : quarantine_) {
+      std::lock_guard inner(region->mutex);
+      for (const RegionRecord::Revoked& each : region->unfenced) {
+        out.quarantined_bytes += each.nbytes;
+      }
+    }
   }
   out.storages = storages_.size();
   out.grants = grants_.size();

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "base/socket_list.h"
 #include "core/binding.h"
 #include "core/control_loop.h"
+#include "core/deadlines.h"
 #include "core/endpoint.h"
 #include "core/grant_table.h"
 #include "core/inbox.h"
@@ -26,21 +28,36 @@
 
 namespace kvzc {
 
+class EngineCore;
+
 // A registered tensor or group. Constant but for what its mutex guards.
 struct RegionRecord {
+  struct LiveGrant {
+    std::shared_ptr<const GrantRecord> record;
+    std::shared_ptr<const RegionMemory> memory;
+  };
+  // One that a peer may still be within.
+  struct Revoked {
+    FenceTicket fence;
+    std::uint64_t nbytes = 0;
+  };
+
   std::uint64_t id = 0;
+  const EngineCore* engine = nullptr;
   View layout;
 
-  std::mutex mutex;
+  std::mutex mutex;  // Guards the rest.
   std::shared_ptr<const RegionMemory> memory;  // Null once closed.
-  std::vector<FenceTicket> revoked;  // What a close that ran out of time has to look at again.
-  std::vector<std::shared_ptr<const Grant>> grants;
-  std::shared_ptr<const Grant> whole;  // What handle() gives out.
+  std::unordered_map<std::uint64_t, LiveGrant> grants;
+  std::shared_ptr<const GrantRecord> whole;  // What handle() gives out.
+  std::vector<Revoked> unfenced;
+  // Closed, but not let go before `unfenced` is empty.
+  std::shared_ptr<const RegionMemory> leaving;
 };
 
 class EngineCore final : public std::enable_shared_from_this<EngineCore>,
                          public OperationSink,
-                         public ArrivalSink,
+                         public PeerSink,
                          public EndpointHost {
  public:
   explicit EngineCore(EngineOptions options);
@@ -55,17 +72,30 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // --- Memory ---
   Result<Region> register_memory(std::span<const TensorSpec> tensors);
   Result<LocalView> find_or_borrow(const TensorSpec& tensor);
-  Result<HandleInfo> handle_of(RegionRecord& record);
+  Result<std::shared_ptr<const GrantRecord>> whole_grant(RegionRecord& record);
+  Result<Grant> grant(const LocalView& view, Access access);
+  // Gives what a grant of `view` says to the other side.
+  Result<HandleInfo> describe(const GrantRecord& grant, const View& view) const;
+  bool is_revoked(const GrantRecord& grant) const;
+  Status revoke_grant(const std::shared_ptr<const GrantRecord>& grant, std::int64_t deadline_ns,
+                      Force force);
+  Status revoke_region(const std::shared_ptr<RegionRecord>& record, std::int64_t deadline_ns,
+                       Force force);
   Status close_region(std::shared_ptr<RegionRecord> record, std::int64_t deadline_ns);
   void close_region_later(std::shared_ptr<RegionRecord> record);
 
   // --- Transfers ---
   // Whether a transfer without bytes may end before its peer is reached.
   enum class Purpose { kPut, kConnect };
-  Result<Transfer> try_submit(Direction direction, std::span<const PutItem> items,
-                              const PutOptions& options, Purpose purpose = Purpose::kPut);
+  Result<Transfer> try_submit(Direction direction, std::span<const TransferItem> items,
+                              const TransferOptions& options, Purpose purpose = Purpose::kPut);
   Result<Transfer> connect(const RemoteView& target);
-  void wait_for_room(const RemoteView& target, const PutOptions& options, std::int64_t deadline_ns);
+  Result<Transfer> try_notify(const RemoteView& target, const TransferOptions& options);
+  Result<Transfer> try_notify(const PeerInfo& target, const TransferOptions& options);
+  void wait_for_room(const RemoteView& target, const TransferOptions& options,
+                     std::int64_t deadline_ns);
+  void wait_for_room(const PeerInfo& target, const TransferOptions& options,
+                     std::int64_t deadline_ns);
   Status cancel(OperationSlot& slot, std::int64_t deadline_ns);
   std::shared_ptr<Binding> binding_for(const RemoteView& view);
 
@@ -80,11 +110,12 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   EngineStats stats();
 
-  // --- OperationSink, ArrivalSink ---
+  // --- OperationSink, PeerSink ---
   void retire(Operation& operation, Status status) override;
   void retain(Operation& operation) override { operation.retain(); }
   void release(Operation& operation) override;
   void arrived(std::uint64_t peer_token, std::string_view tag, Code code) override;
+  void channel_lost(std::uint64_t peer_token) override;
 
   // --- EndpointHost ---
   const Incarnation& incarnation() const override { return incarnation_; }
@@ -109,17 +140,42 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
  private:
   using Endpoints = std::vector<std::shared_ptr<Endpoint>>;
 
-  // A region whose grants are revoked and whose memory is not let go yet.
-  struct ClosingRegion {
-    std::shared_ptr<RegionRecord> record;
-    std::vector<FenceTicket> grants;
-    std::shared_ptr<const RegionMemory> memory;  // Null: it was closed before.
-  };
-  ClosingRegion begin_close(std::shared_ptr<RegionRecord> record);
-  void finish_close(const ClosingRegion& closing, const Status& fenced);
+  // --- Revoking. Any thread. ---
+
+  enum class Fate { kKept, kClosed };  // Of the region whose grants are revoked.
+  // Moves the epochs of the region's grants on, of all or of one.
+  void shut(RegionRecord& region, const GrantRecord* only, Fate fate);
+  // Waits for those within one revoked grant, or within all that the region has, and lets go of
+  // what is safe. What is not goes into quarantine.
+  Status settle(const std::shared_ptr<RegionRecord>& region, std::optional<FenceTicket> only,
+                std::int64_t deadline_ns, Force force);
+  Status fence_everywhere(std::span<const FenceTicket> grants, std::int64_t deadline_ns,
+                          Force force);
+  // Ready peers, and lost ones that may still be writing.
+  Endpoints everyone() const;
+  // Takes fenced grants off the region's list, and lets its memory go when it is closed and the
+  // list is empty.
+  void forget_fenced(RegionRecord& region, std::span<const FenceTicket> grants);
+  void let_go(const RegionMemory& memory);
+  void watch_quarantine(std::int64_t pause_ns);
+  // Gives whether anything is left in it.
+  bool look_at_quarantine();
+
+  // --- Transfers. Any thread. ---
+
+  Result<Transfer> submit_nothing(const RemoteView& target, const TransferOptions& options,
+                                  Purpose purpose);
+  // Takes a slot and fills in what all transfers have. Errors: kWouldBlock.
+  Result<OperationSlot*> begin(Direction direction, const TransferOptions& options);
+  // Fails it and lets nothing more of it begin.
+  void stop(OperationSlot& slot, const Status& why);
+  // Sleeps while as many run as may; gives whether it did.
+  bool wait_for_slot(std::int64_t left_ns);
+  std::shared_ptr<Endpoint> endpoint_of(const PeerInfo& peer) const;
+  void expire_deadlines();
+  void watch_deadlines();
 
   // Control thread.
-  void try_finish_close(ClosingRegion closing, std::int64_t retry_ns);
   void on_connection();
   void check_handshakes();
   void tick();
@@ -136,7 +192,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void end_waiting(const Status& why);
 
   // Any thread.
-  Status fill(OperationSlot& slot, std::span<const PutItem> items);
+  Status fill(OperationSlot& slot, std::span<const TransferItem> items);
   static Status check_targets_disjoint(const OperationSlot& slot);
   static Status check_not_into_itself(const OperationSlot& slot);
   // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.
@@ -144,7 +200,6 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void abandon(OperationSlot* slot);
   void drain_all();
   std::shared_ptr<const Endpoints> drained() const;
-  Status fence_everywhere(std::span<const FenceTicket> grants, std::int64_t deadline_ns);
 
   EngineOptions options_;
   Incarnation incarnation_{};
@@ -159,6 +214,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   GrantTable grants_;
   StorageTable storages_;
   OperationPool operations_;
+  Deadlines deadlines_;
+  // When the timer for the next deadline fires; INT64_MAX: none runs.
+  std::atomic<std::int64_t> deadline_timer_ns_{INT64_MAX};
   Inbox inbox_;
   ControlLoop loop_;
 
@@ -184,6 +242,11 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   Endpoints doubtful_;
   std::map<Incarnation, Status> lost_peers_;
   bool has_arrivals_fd_ = false;
+
+  // Regions of which a peer that did not answer may still touch the memory.
+  mutable std::mutex quarantine_mutex_;  // Guards the next two.
+  std::vector<std::shared_ptr<RegionRecord>> quarantine_;
+  bool is_quarantine_watched_ = false;
 
   struct Counters {
     std::atomic<std::uint64_t> running{0}, done{0}, failed{0}, cancelled{0}, bytes{0}, runs{0},

@@ -15,13 +15,16 @@ std::uint64_t make_id(std::uint32_t slot, std::uint64_t epoch) {
 
 }  // namespace
 
-Result<std::shared_ptr<const Grant>> GrantTable::add(Access access,
-                                                     std::shared_ptr<const RegionMemory> memory) {
-  auto grant = std::make_shared<Grant>();
+Result<std::shared_ptr<const GrantRecord>> GrantTable::add(
+    Access access, std::uint64_t nbytes,
+    const std::shared_ptr<const RegionMemory>& memory) {
+  auto grant = std::make_shared<GrantRecord>();
   Status filled = fill_random(grant->key);
   if (!filled.is_ok()) return filled;
   grant->access = access;
-  grant->memory = std::move(memory);
+  grant->nbytes = nbytes;
+  grant->memory = memory;
+  grant->region = memory->region;
   std::lock_guard lock(mutex_);
   if (!free_slots_.empty()) {
     grant->fence.slot = free_slots_.back();
@@ -31,22 +34,22 @@ Result<std::shared_ptr<const Grant>> GrantTable::add(Access access,
   } else {
     return Status(Code::kLimitExceeded,
                   std::to_string(board_.slots()) +
-                      " grants are alive, which is as many as this engine was made for; close "
-                      "regions, or make the engine with a larger max_grants");
+                      " grants are alive, which is as many as this engine was made for; revoke "
+                      "some, or make the engine with a larger max_grants");
   }
   grant->fence.epoch = board_.epoch(grant->fence.slot);
   grant->id = make_id(grant->fence.slot, grant->fence.epoch);
   grants_[grant->id] = grant;
-  return std::shared_ptr<const Grant>(grant);
+  return std::shared_ptr<const GrantRecord>(grant);
 }
 
-std::shared_ptr<const Grant> GrantTable::find(std::uint64_t id) const {
+std::shared_ptr<const GrantRecord> GrantTable::find(std::uint64_t id) const {
   std::lock_guard lock(mutex_);
   const auto found = grants_.find(id);
   return found == grants_.end() ? nullptr : found->second;
 }
 
-void GrantTable::revoke(const Grant& grant) {
+void GrantTable::revoke(const GrantRecord& grant) {
   std::lock_guard lock(mutex_);
   if (grants_.erase(grant.id) == 0) return;
   board_.set_epoch(grant.fence.slot, grant.fence.epoch + 1);

@@ -13,12 +13,15 @@
 
 namespace kvzc {
 
-struct Grant {
+struct GrantRecord {
   std::uint64_t id = 0;
   GrantKey key{};
   FenceTicket fence;
   Access access = Access::kBoth;
-  std::shared_ptr<const RegionMemory> memory;
+  std::uint64_t nbytes = 0;  // Of the view that it grants.
+  // What the view lies in; the region keeps it until the grant is revoked.
+  std::weak_ptr<const RegionMemory> memory;
+  std::weak_ptr<RegionRecord> region;
 };
 
 // Thread: any.
@@ -27,13 +30,13 @@ class GrantTable {
   GrantTable(FenceBoard& board) : board_(board) {}
 
   // Errors: kLimitExceeded when as many are alive as the engine was made for.
-  Result<std::shared_ptr<const Grant>> add(Access access,
-                                           std::shared_ptr<const RegionMemory> memory);
+  Result<std::shared_ptr<const GrantRecord>> add(
+      Access access, std::uint64_t nbytes, const std::shared_ptr<const RegionMemory>& memory);
   // Gives the grant, or null when it was revoked or never made.
-  std::shared_ptr<const Grant> find(std::uint64_t id) const;
+  std::shared_ptr<const GrantRecord> find(std::uint64_t id) const;
   // Moves its epoch on: no writer begins another chunk. Those that have begun are waited for by
   // Channel::fence(). Until retire() its slot is not used again.
-  void revoke(const Grant& grant);
+  void revoke(const GrantRecord& grant);
   // Frees the slot of a revoked grant once no writer can be inside.
   void retire(FenceTicket grant);
   std::size_t size() const;
@@ -41,7 +44,7 @@ class GrantTable {
  private:
   FenceBoard& board_;
   mutable std::mutex mutex_;  // Guards the rest.
-  std::unordered_map<std::uint64_t, std::shared_ptr<const Grant>> grants_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<const GrantRecord>> grants_;
   std::vector<std::uint32_t> free_slots_;
   std::uint32_t next_slot_ = 0;
 };

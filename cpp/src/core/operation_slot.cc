@@ -43,6 +43,7 @@ void OperationPool::give_back(OperationSlot* slot) {
   slot->nbytes = 0;
   slot->has_tag = false;
   slot->has_credit = false;
+  slot->has_deadline = false;
   slot->after = 0;
   slot->clear_failure();
   std::lock_guard lock(mutex_);

@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "kvzc/transport.h"
@@ -23,10 +25,13 @@ class OperationSlot : public Operation {
   std::vector<std::shared_ptr<const void>> pins;
   // What the channel belongs to: alive as long as anybody may still call help() on it.
   std::shared_ptr<const void> road;
-  std::shared_ptr<Binding> binding;
+  std::shared_ptr<Binding> binding;  // Null: a tag for a peer that no handle named.
   std::atomic<const char*> transport{nullptr};  // Which one carries it, once chosen.
   std::uint64_t run_count = 0;
   bool has_credit = false;
+  // Its place in Deadlines, as long as that has not come. Set before it is posted.
+  bool has_deadline = false;
+  std::optional<std::multimap<std::int64_t, OperationSlot*>::iterator> deadline;
 };
 
 // Slots are used again, with the room their lists have grown to. Thread: any.

@@ -1,5 +1,6 @@
 #include "transport/transport_list.h"
 
+#include "transport/fault/factory.h"
 #include "transport/shm/factory.h"
 
 namespace kvzc {
@@ -13,7 +14,13 @@ std::vector<TransportInfo> list_transports() {
   };
 }
 
-Result<std::unique_ptr<Transport>> make_transport(std::string_view name, TransportHost& host) {
+Result<std::unique_ptr<Transport>> make_transport(std::string_view name, TransportHost& host,
+                                                  const std::optional<FaultOptions>& faults) {
+  if (faults) {
+    return fault::make_transport(host, *faults, [name](TransportHost& inner) {
+      return make_transport(name, inner, std::nullopt);
+    });
+  }
   if (name == "shm") return shm::make_transport(host);
   for (const TransportInfo& info : list_transports()) {
     if (info.name == name) {

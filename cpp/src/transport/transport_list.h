@@ -2,15 +2,19 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 
+#include "kvzc/faults.h"
 #include "kvzc/info.h"
 #include "kvzc/status.h"
 #include "kvzc/transport.h"
 
 namespace kvzc {
 
-// Errors: kTransportUnavailable with the reason; kInvalidArgument for a name that is none.
-Result<std::unique_ptr<Transport>> make_transport(std::string_view name, TransportHost& host);
+// With `faults`, it makes trouble. Errors: kTransportUnavailable with the reason; kInvalidArgument
+// for a name that is none.
+Result<std::unique_ptr<Transport>> make_transport(std::string_view name, TransportHost& host,
+                                                  const std::optional<FaultOptions>& faults);
 
 }  // namespace kvzc

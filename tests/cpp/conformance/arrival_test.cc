@@ -144,9 +144,9 @@ TEST_P(ArrivalTest, TheTagOfAFailedTransferSaysSo) {
         const LocalView view = view_of(*engine, source.data(), kBytes);
         const LocalView little = slice(view, 0, 1);
         put_and_wait(*engine, little, slice(target, 0, 1));  // Connected.
-        PutOptions options;
+        TransferOptions options;
         options.notify = "large";
-        const PutItem item{&view, &target};
+        const TransferItem item{&view, &target};
         const Transfer transfer = engine->put({&item, 1}, options, in_seconds(30)).take();
         party.tell("started");
         ASSERT_TRUE(transfer.wait(in_seconds(60)).is_ok());
@@ -204,9 +204,9 @@ TEST_P(ArrivalTest, TheTagOfATransferThatIsCancelledBeforeItBeganSaysSo) {
           const RemoteView target = open_handle(party.hear());
           std::byte source[64] = {};
           const LocalView view = view_of(*engine, source, sizeof source);
-          PutOptions options;
+          TransferOptions options;
           options.notify = "given up";
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           const Transfer transfer = engine->put({&item, 1}, options, in_seconds(30)).take();
           ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());
           party.tell(std::string(code_name(transfer.status().code())));

@@ -15,9 +15,9 @@ void use_little_depth(EngineOptions& options) { options.tuning.arrival_depth = k
 
 Result<Transfer> try_tag(Engine& engine, const LocalView& source, const RemoteView& target,
                          std::string_view tag) {
-  PutOptions options;
+  TransferOptions options;
   options.notify = tag;
-  const PutItem item{&source, &target};
+  const TransferItem item{&source, &target};
   return engine.try_put({&item, 1}, options);
 }
 
@@ -86,9 +86,9 @@ TEST_P(BackpressureTest, ABlockedPutTimesOutAndLaterGoesOnWhenTheInboxIsEmptied)
         const LocalView view = view_of(*engine, source, 1);
         ASSERT_TRUE(engine->connect(target)->wait(in_seconds(30)).is_ok());
         for (std::uint32_t i = 0; i < kDepth; ++i) put_and_wait(*engine, view, target, "tag");
-        PutOptions options;
+        TransferOptions options;
         options.notify = "late";
-        const PutItem item{&view, &target};
+        const TransferItem item{&view, &target};
         EXPECT_EQ(engine->put({&item, 1}, options, in_seconds(0.02)).status().code(),
                   Code::kTimedOut);
         party.tell("full");
@@ -146,7 +146,7 @@ TEST_P(BackpressureTest, AsManyTransfersRunAsTheEngineWasMadeFor) {
         bool was_refused = false;
         for (int i = 0; i < 10; ++i) {
           const RemoteView part = slice(target, i * kBytes, (i + 1) * kBytes);
-          const PutItem item{&view, &part};
+          const TransferItem item{&view, &part};
           Result<Transfer> transfer = engine->try_put({&item, 1}, {});
           if (transfer.is_ok()) {
             transfers.push_back(transfer.take());
@@ -159,7 +159,7 @@ TEST_P(BackpressureTest, AsManyTransfersRunAsTheEngineWasMadeFor) {
         EXPECT_TRUE(was_refused);
         // One that waits for room gets it.
         const RemoteView part = slice(target, 10 * kBytes, 11 * kBytes);
-        const PutItem item{&view, &part};
+        const TransferItem item{&view, &part};
         const std::int64_t at_most = in_seconds(10);
         Result<Transfer> last = engine->put({&item, 1}, {}, in_seconds(30));
         ASSERT_TRUE(last.is_ok()) << last.status().to_string();
@@ -186,9 +186,9 @@ TEST_P(BackpressureTest, ForgottenTagsGiveTheirRoomBack) {
         std::byte source[1] = {};
         const LocalView view = view_of(*engine, source, 1);
         for (std::uint32_t i = 0; i < 3 * kDepth; ++i) {
-          PutOptions options;
+          TransferOptions options;
           options.notify = "unwanted";
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           ASSERT_TRUE(engine->put({&item, 1}, options, in_seconds(5)).is_ok()) << i;
         }
         put_and_wait(*engine, view, target, "wanted");

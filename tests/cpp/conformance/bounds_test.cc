@@ -48,7 +48,7 @@ class BoundsTest : public Conformance {
 
   // Starts a put and gives how it was refused, at once or in the end.
   static Code outcome(Engine& engine, const LocalView& source, const RemoteView& target) {
-    const PutItem item{&source, &target};
+    const TransferItem item{&source, &target};
     Result<Transfer> transfer = engine.put({&item, 1}, {}, in_seconds(30));
     if (!transfer.is_ok()) return transfer.status().code();
     EXPECT_TRUE(transfer->wait(in_seconds(30)).is_ok());
@@ -101,7 +101,7 @@ TEST_P(BoundsTest, TwoTargetsThatShareAByteAreRefused) {
     const LocalView source = slice(view, 0, 100);
     const RemoteView first = slice(target, 0, 100);
     const RemoteView second = slice(target, 99, 199);
-    const PutItem items[] = {{&source, &first}, {&source, &second}};
+    const TransferItem items[] = {{&source, &first}, {&source, &second}};
     EXPECT_EQ(engine.try_put(items, {}).status().code(), Code::kInvalidArgument);
   });
 }
@@ -109,9 +109,9 @@ TEST_P(BoundsTest, TwoTargetsThatShareAByteAreRefused) {
 TEST_P(BoundsTest, ATagThatIsTooLongIsRefused) {
   run_refused([](Engine& engine, const RemoteView& target, const LocalView& view) {
     const std::string tag(kMaxTagBytes + 1, 'x');
-    PutOptions options;
+    TransferOptions options;
     options.notify = tag;
-    const PutItem item{&view, &target};
+    const TransferItem item{&view, &target};
     EXPECT_EQ(engine.try_put({&item, 1}, options).status().code(), Code::kInvalidArgument);
   });
 }
@@ -195,7 +195,7 @@ TEST_P(BoundsTest, TargetsOfTwoHandlesInOneTransferAreRefused) {
     const RemoteView other = slice(handle_of(info), 100, 200);
     const RemoteView first = slice(target, 0, 100);
     const LocalView source = slice(view, 0, 100);
-    const PutItem items[] = {{&source, &first}, {&source, &other}};
+    const TransferItem items[] = {{&source, &first}, {&source, &other}};
     EXPECT_EQ(engine.try_put(items, {}).status().code(), Code::kInvalidArgument);
   });
 }
@@ -253,12 +253,12 @@ TEST_P(BoundsTest, APutIntoItsOwnSourceIsRefusedAndKeepsNoRoomForItsTag) {
         const RemoteView target = open_handle(memory.handle_text());
         ASSERT_TRUE(writer->connect(target)->wait(in_seconds(30)).is_ok());
         const LocalView view = view_of(*writer, memory.data(), 200);
-        PutOptions options;
+        TransferOptions options;
         options.notify = "tag";
         for (int i = 0; i < 10; ++i) {
           const LocalView from = slice(view, 0, 100);
           const RemoteView to = slice(target, 99, 199);
-          const PutItem item{&from, &to};
+          const TransferItem item{&from, &to};
           EXPECT_EQ(writer->try_put({&item, 1}, options).status().code(), Code::kInvalidArgument);
         }
         EXPECT_EQ(first_difference(memory.data(), 200, 1), -1);

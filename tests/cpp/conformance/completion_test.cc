@@ -46,7 +46,7 @@ TEST_P(CompletionTest, EveryTransferOfManyThreadsEndsOnceAndIsCounted) {
           // No two that run at the same time write the same bytes: that would have no order.
           const std::int64_t at = (t * kBatch + i % kBatch) * kBytes;
           const RemoteView to = slice(target, at, at + size);
-          const PutItem item{&from, &to};
+          const TransferItem item{&from, &to};
           Result<Transfer> transfer = engine.put({&item, 1}, {}, in_seconds(30));
           ASSERT_TRUE(transfer.is_ok()) << transfer.status().to_string();
           transfers.push_back(transfer.take());
@@ -87,7 +87,7 @@ TEST_P(CompletionTest, ADroppedTransferRunsToItsEnd) {
       source.reset();
       const LocalView view = engine.find_or_borrow(spec).take();
       spec.keep_alive.reset();
-      const PutItem item{&view, &target};
+      const TransferItem item{&view, &target};
       ASSERT_TRUE(engine.put({&item, 1}, {}, in_seconds(30)).is_ok());
     }
     const std::int64_t patience = in_seconds(30);
@@ -104,7 +104,7 @@ TEST_P(CompletionTest, WaitingTwiceAndFromManyThreadsGivesTheSameEnd) {
     const LocalView view = view_of(engine, source.data(), kBytes);
     const std::int64_t at_most = in_seconds(15);
     for (int round = 0; round < 5; ++round) {
-      const PutItem item{&view, &target};
+      const TransferItem item{&view, &target};
       const Transfer transfer = engine.put({&item, 1}, {}, in_seconds(30)).take();
       std::vector<std::thread> threads;
       for (int t = 0; t < 4; ++t) {
@@ -126,7 +126,7 @@ TEST_P(CompletionTest, AWaitThatRunsOutLeavesTheTransferRunning) {
   run_writer(kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
     std::vector<std::byte> source(kBytes);
     const LocalView view = view_of(engine, source.data(), kBytes);
-    const PutItem item{&view, &target};
+    const TransferItem item{&view, &target};
     const Transfer transfer = engine.put({&item, 1}, {}, in_seconds(30)).take();
     const Status early = transfer.wait(in_seconds(0));
     EXPECT_TRUE(early.is_ok() || early.code() == Code::kTimedOut) << early.to_string();
@@ -161,7 +161,7 @@ TEST_P(CompletionTest, CancelReturnsWhenNotOneMoreByteMoves) {
         int cancelled = 0;
         for (int round = 0; round < count; ++round) {
           std::fill(source.begin(), source.end(), static_cast<std::byte>(round));
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
           std::this_thread::sleep_for(std::chrono::microseconds(round * 50));
           ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());
@@ -183,7 +183,7 @@ TEST_P(CompletionTest, CancellingWhatHasEndedReturnsAtOnce) {
   run_writer(4096, [&](Party&, Engine& engine, const RemoteView& target) {
     std::vector<std::byte> source(4096);
     const LocalView view = view_of(engine, source.data(), source.size());
-    const PutItem item{&view, &target};
+    const TransferItem item{&view, &target};
     const Transfer transfer = engine.put({&item, 1}, {}, in_seconds(30)).take();
     ASSERT_TRUE(transfer.wait(in_seconds(30)).is_ok());
     const std::int64_t at_most = in_seconds(2);
@@ -218,7 +218,7 @@ TEST_P(CompletionTest, ACancelledTransferBeginsNothingMore) {
         const LocalView view = view_of(*engine, source.data(), kBytes);
         ASSERT_TRUE(engine->connect(target)->wait(in_seconds(30)).is_ok());
         for (int round = 0; round < count; ++round) {
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
           ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());
           ASSERT_EQ(transfer.status().code(), Code::kCancelled);

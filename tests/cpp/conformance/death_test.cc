@@ -99,7 +99,7 @@ TEST_P(DeathTest, PutsToAnOwnerThatWasKilledEndAsPeerLost) {
         Code code = Code::kOk;
         const std::int64_t patience = in_seconds(2);
         while (code == Code::kOk && in_seconds(0) < patience) {
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           const Result<Transfer> transfer = engine->put({&item, 1}, {}, in_seconds(30));
           code = transfer.status().code();
           if (!transfer.is_ok()) break;
@@ -137,7 +137,7 @@ TEST_P(DeathTest, PutsThatWaitForAnOwnerThatIsKilledEnd) {
         std::byte source[4096] = {};
         const LocalView view = view_of(*engine, source, sizeof source);
         party.meet();
-        const PutItem item{&view, &target};
+        const TransferItem item{&view, &target};
         const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
         EXPECT_TRUE(transfer.wait(in_seconds(5)).is_ok());
         ASSERT_TRUE(transfer.has_ended());
@@ -170,9 +170,9 @@ TEST_P(DeathTest, APutThatWaitsForRoomEndsWithThePeer) {
         put_and_wait(*engine, view, target, "tag");
         put_and_wait(*engine, view, target, "tag");
         party.tell("full");
-        PutOptions options;
+        TransferOptions options;
         options.notify = "tag";
-        const PutItem item{&view, &target};
+        const TransferItem item{&view, &target};
         const std::int64_t at_most = in_seconds(5);
         const Result<Transfer> transfer = engine->put({&item, 1}, options, in_seconds(20));
         EXPECT_LT(in_seconds(0), at_most);
@@ -218,7 +218,7 @@ class StoppedWriterTest : public Conformance {
               std::vector<std::byte> source(kBytes, std::byte{3});
               const LocalView view = view_of(*engine, source.data(), kBytes);
               put_and_wait(*engine, slice(view, 0, 1), slice(target, 0, 1), "hello");
-              const PutItem item{&view, &target};
+              const TransferItem item{&view, &target};
               const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
               (void)transfer.wait(in_seconds(30));
               pause();

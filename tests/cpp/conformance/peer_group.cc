@@ -226,9 +226,9 @@ std::int64_t in_seconds(double seconds) {
 
 void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,
                   std::optional<std::string_view> notify) {
-  PutOptions options;
+  TransferOptions options;
   options.notify = notify;
-  const PutItem item{&source, &target};
+  const TransferItem item{&source, &target};
   Result<Transfer> transfer = engine.put({&item, 1}, options, in_seconds(30));
   ASSERT_TRUE(transfer.is_ok()) << transfer.status().to_string();
   const Status waited = transfer->wait(in_seconds(30));

@@ -94,7 +94,7 @@ class ProofTest : public Conformance {
           const RemoteView target = at_address(direct, relay.address());
           std::vector<std::byte> source(4096, std::byte{0xaa});
           const LocalView view = view_of(*engine, source.data(), source.size());
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
           ASSERT_TRUE(transfer.wait(in_seconds(30)).is_ok());
           EXPECT_TRUE(relay.has_changed());

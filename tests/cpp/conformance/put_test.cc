@@ -230,7 +230,7 @@ TEST_P(PutTest, TensorsOfAGroupAndSeveralItemsLandInTheirOwnMemory) {
           const Index index = name;
           targets.push_back(target.index({&index, 1}).take());
         }
-        const PutItem items[] = {
+        const TransferItem items[] = {
             {&views[2], &targets[0]}, {&views[1], &targets[1]}, {&views[0], &targets[2]}};
         const Transfer transfer = engine->put(items, {}, in_seconds(30)).take();
         ASSERT_TRUE(transfer.wait(in_seconds(30)).is_ok());

@@ -75,7 +75,7 @@ TEST_P(SourceReuseTest, TheSourceIsLetGoWhenItsLastByteIsReadAndBeforeTheEndIsTo
             const LocalView view = engine->find_or_borrow(spec).take();
             spec.keep_alive.reset();
             const RemoteView part = slice(target, 0, static_cast<std::int64_t>(size));
-            const PutItem item{&view, &part};
+            const TransferItem item{&view, &part};
             transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
           }
           ASSERT_TRUE(transfer.wait(in_seconds(30)).is_ok());

@@ -36,10 +36,10 @@ Both make_both(Party& party, bool with_traffic) {
   const LocalView view = view_of(*both.writer, both.source.data(), kBytes);
   for (int i = 0; i < 4; ++i) {
     const std::string tag = "tag " + std::to_string(i);
-    PutOptions options;
+    TransferOptions options;
     options.notify = tag;
     const RemoteView target = slice(both.target, i * kBytes, (i + 1) * kBytes);
-    const PutItem item{&view, &target};
+    const TransferItem item{&view, &target};
     both.transfers.push_back(both.writer->put({&item, 1}, options, in_seconds(30)).take());
   }
   return both;
@@ -142,7 +142,7 @@ TEST_P(TeardownTest, AnEngineThatClosesIsLostToItsPeerAndComesBackAsAnother) {
           fill(source.data(), source.size(), static_cast<std::uint32_t>(round));
           put_and_wait(*engine, view, target);
           party.meet();
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           const std::int64_t patience = in_seconds(2);
           Code code = Code::kOk;
           while (code == Code::kOk && in_seconds(0) < patience) {
@@ -194,7 +194,7 @@ TEST_P(TeardownTest, TheRegionIsWrittenNoMoreOnceItsCloseHasReturned) {
           Code code = Code::kOk;
           const std::int64_t patience = in_seconds(30);
           while (code == Code::kOk && in_seconds(0) < patience) {
-            const PutItem item{&view, &target};
+            const TransferItem item{&view, &target};
             const Result<Transfer> transfer = engine->put({&item, 1}, {}, in_seconds(30));
             code = transfer.status().code();
             if (!transfer.is_ok()) break;
@@ -271,7 +271,7 @@ TEST_P(TeardownTest, ClosingAnEngineEndsWhatWaitsForAPeer) {
         const RemoteView target = at_address(open_handle(memory.handle_text()), address);
         std::byte source[64] = {};
         const LocalView view = view_of(*engine, source, sizeof source);
-        const PutItem item{&view, &target};
+        const TransferItem item{&view, &target};
         const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
         const std::int64_t at_most = in_seconds(3);
         EXPECT_TRUE(engine->close(in_seconds(5)).is_ok());
@@ -338,7 +338,7 @@ TEST_P(TeardownTest, AnEngineThatClosesGivesRunningTransfersTimeAndThenStopsThem
           auto engine = party.make_engine();
           const LocalView view = view_of(*engine, source.data(), kLarge);
           ASSERT_TRUE(engine->connect(target)->wait(in_seconds(30)).is_ok());
-          const PutItem item{&view, &target};
+          const TransferItem item{&view, &target};
           const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
           const Status closed = engine->close(in_seconds(seconds));
           ASSERT_TRUE(transfer.has_ended());

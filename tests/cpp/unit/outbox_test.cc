@@ -25,7 +25,7 @@ TEST(Outbox, BeginsIdleAndEmpty) {
   const Outbox outbox = must_create(kRing);
   EXPECT_EQ(outbox.ring_bytes(), kRing);
   EXPECT_EQ(outbox.memory().nbytes(), sizeof(OutboxPage) + kRing);
-  for (const OutboxPage::BusyMark& mark : outbox.page().busy) EXPECT_EQ(mark.grant, 0u);
+  for (const OutboxPage::BusyPlace& place : outbox.page().busy) EXPECT_EQ(place.mark, 0u);
   EXPECT_EQ(outbox.page().writer.tail, 0u);
   EXPECT_EQ(outbox.page().reader.head, 0u);
   EXPECT_EQ(outbox.page().reader.taken, 0u);
@@ -93,10 +93,10 @@ TEST(Outbox, IsOnePageForBothSides) {
   const Outbox writer = must_create(kRing);
   Result<Outbox> reader = Outbox::open(duplicate(writer), kRing);
   ASSERT_TRUE(reader.is_ok());
-  writer.page().busy[63].grant = 17;
+  writer.page().busy[63].mark = 17;
   writer.page().writer.tail = 99;
   reader->page().reader.head = 98;
-  EXPECT_EQ(reader->page().busy[63].grant, 17u);
+  EXPECT_EQ(reader->page().busy[63].mark, 17u);
   EXPECT_EQ(reader->page().writer.tail, 99u);
   EXPECT_EQ(writer.page().reader.head, 98u);
   // What the two sides write does not share a line, and nothing of it lies in the ring.

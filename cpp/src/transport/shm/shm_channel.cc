@@ -8,6 +8,8 @@
 #include "base/clock.h"
 #include "base/copy.h"
 #include "base/futex.h"
+#include "base/gated_copy.h"
+#include "base/process.h"
 
 namespace kvzc::shm {
 namespace {
@@ -23,39 +25,44 @@ static_assert(sizeof(RecordHeader) == kRecordHeaderBytes);
 // Marks this writer busy on a grant for as long as it lives.
 class BusyGuard {
  public:
-  BusyGuard(OutboxPage& page, std::uint32_t grant_slot) {
-    // Threads start at different marks, so that each mostly finds its own still in its cache.
+  BusyGuard(OutboxPage& page, std::uint64_t mark) {
+    // Threads start at different places, so that each mostly finds its own still in its cache.
     auto at = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(this) >> 14);
     for (;; ++at) {
-      mark_ = &page.busy[at % kBusyMarks].grant;
+      place_ = &page.busy[at % kBusyMarks].mark;
       std::uint64_t idle = 0;
       // Sequentially consistent: the look at the epoch must not move before it.
-      if (mark_->compare_exchange_strong(idle, std::uint64_t{grant_slot} + 1,
-                                         std::memory_order_seq_cst)) {
-        return;
-      }
+      if (place_->compare_exchange_strong(idle, mark, std::memory_order_seq_cst)) return;
       if (at % kBusyMarks == 0) cpu_relax();
     }
   }
-  ~BusyGuard() { mark_->store(0, std::memory_order_release); }
+  ~BusyGuard() { place_->store(0, std::memory_order_release); }
   BusyGuard(const BusyGuard&) = delete;
   BusyGuard& operator=(const BusyGuard&) = delete;
 
  private:
-  std::atomic<std::uint64_t>* mark_;
+  std::atomic<std::uint64_t>* place_;
 };
+
+// Looks at a mark before others than the writer are asked.
+constexpr int kQuickLooks = 1000;
+constexpr std::int64_t kMarkLookNs = 50'000;
+constexpr std::int64_t kThreadLookNs = 2'000'000;
+
+void pause_briefly(std::int64_t pause_ns) {
+  const timespec pause{0, pause_ns};
+  nanosleep(&pause, nullptr);
+}
 
 }  // namespace
 
-ShmChannel::ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerSide peer,
-                       std::uint64_t peer_token, bool (*kick)(void*), void* kick_context)
+ShmChannel::ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerSide side,
+                       const ChannelPeer& peer)
     : host_(host),
       pool_(pool),
       outbox_(std::move(outbox)),
-      peer_(std::move(peer)),
-      peer_token_(peer_token),
-      kick_(kick),
-      kick_context_(kick_context) {}
+      side_(std::move(side)),
+      peer_(peer) {}
 
 // --- Data ---
 
@@ -120,40 +127,70 @@ void ShmChannel::help(Operation& operation, std::int64_t deadline_ns) {
   }
 }
 
+void ShmChannel::abort(Operation& operation) {
+  // Nothing of a failed one is copied: this only counts the chunks down.
+  help(operation, INT64_MAX);
+}
+
+Status ShmChannel::why_shut() {
+  if (outbox_.page().reader.is_cut.load(std::memory_order_seq_cst) != 0) {
+    lose(Status(Code::kPeerLost, "the peer has closed its engine, or cut this one off"), PeerFate::kUnknown);
+    host_.peers.channel_lost(peer_.token);
+  }
+  if (Status why = lost(); !why.is_ok()) return why;
+  return Status(Code::kRevoked,
+                "the owner has revoked this grant, or closed its region; ask it for a new handle");
+}
+
 void ShmChannel::run_chunk(Operation& operation, const Chunk& chunk) {
   if (operation.has_failed()) return;
-  BusyGuard busy(outbox_.page(), operation.fence.slot);
-  // Both looks after the mark: whoever waits for marks to clear sees this one, or is seen here.
+  auto& memory = static_cast<PeerMemory&>(*operation.segments[chunk.segment].remote);
+  // The kernel's copying does not look at epochs.
+  const bool is_restartable = memory.data() != nullptr && can_restart();
+  BusyGuard busy(outbox_.page(), BusyMark::make(operation.fence.slot, this_thread_number(),
+                                                is_restartable));
+  // All looks after the mark: whoever waits for marks to clear sees this one, or is seen here.
   if (shared_.is_lost.load(std::memory_order_seq_cst)) {
     operation.fail(lost());
     return;
   }
-  if (peer_.fences.epoch(operation.fence.slot) != operation.fence.epoch) {
-    operation.fail(Status(Code::kRevoked,
-                          "the owner has revoked this grant, or closed its region; ask it for a "
-                          "new handle"));
-    return;
+  if (Status copied = copy_chunk(operation, chunk); !copied.is_ok()) {
+    operation.fail(std::move(copied));
   }
-  copy_chunk(operation, chunk);
 }
 
-void ShmChannel::copy_chunk(const Operation& operation, const Chunk& chunk) const {
+Status ShmChannel::copy_chunk(const Operation& operation, const Chunk& chunk) {
   const bool is_put = operation.direction == Direction::kPut;
   const bool streaming = operation.nbytes >= host_.tuning.streaming_bytes;
-  std::byte* base = static_cast<MappedMemory*>(operation.segments[chunk.segment].remote)->data();
+  auto& memory = static_cast<PeerMemory&>(*operation.segments[chunk.segment].remote);
+  const CopyGate gate{side_.fences.word(operation.fence.slot), operation.fence.epoch,
+                      &outbox_.page().reader.is_cut};
+  std::byte* const base = memory.data();
+  std::vector<OtherProcessMemory::Piece> pieces;
   std::uint64_t skip = chunk.skip_bytes;
   std::uint64_t left = chunk.nbytes;
   for (const Run* run = &operation.runs[chunk.first_run]; left > 0; ++run) {
     const std::uint64_t take = std::min(run->nbytes - skip, left);
-    std::byte* remote = base + run->remote + skip;
-    std::byte* local = run->local + skip;
-    copy_bytes(is_put ? remote : local, is_put ? local : remote, take, streaming);
+    std::byte* const local = run->local + skip;
+    if (base == nullptr) {
+      pieces.push_back({local, run->remote + skip, take});
+    } else {
+      std::byte* const remote = base + run->remote + skip;
+      if (!gated_copy(is_put ? remote : local, is_put ? local : remote, take, streaming, gate)) {
+        return why_shut();
+      }
+    }
     left -= take;
     skip = 0;
+  }
+  if (base == nullptr) {
+    if (!is_open(gate)) return why_shut();
+    return static_cast<OtherProcessMemory&>(memory).copy(operation.direction, pieces);
   }
   // Before the busy mark is cleared and before the chunk counts: a streaming store is ordered by
   // nothing else.
   if (streaming) copy_fence();
+  return Status::ok();
 }
 
 void ShmChannel::finish(Operation& operation) {
@@ -172,7 +209,7 @@ ShmChannel::Room ShmChannel::room_for(std::size_t tag_bytes) {
     return Room::kRingFull;
   }
   const std::uint64_t taken = reader.taken.load(std::memory_order_seq_cst);
-  if (shared_.reserved_tags - taken < peer_.arrival_depth) return Room::kYes;
+  if (shared_.reserved_tags - taken < side_.arrival_depth) return Room::kYes;
   // Some may be forgotten ones that only have to be looked at.
   if (head != shared_.tail) kick_if_stuck(head);
   return Room::kInboxFull;
@@ -186,7 +223,7 @@ Status ShmChannel::take_credit(std::size_t tag_bytes) {
       return Status(Code::kWouldBlock, "the ring of tags to this peer is full");
     case Room::kInboxFull:
       return Status(Code::kWouldBlock,
-                    "the peer's inbox is full: it holds " + std::to_string(peer_.arrival_depth) +
+                    "the peer's inbox is full: it holds " + std::to_string(side_.arrival_depth) +
                         " tags of ours that nobody there has waited for or polled");
     case Room::kYes:
       break;
@@ -230,49 +267,49 @@ void ShmChannel::send_tag(const Tag& tag, Code code) {
     const std::uint64_t head = outbox_.page().reader.head.load(std::memory_order_acquire);
     if (shared_.tail - head > outbox_.ring_bytes() / 2) kick_if_stuck(head);
   }
-  peer_.doorbell.ring();
+  side_.doorbell.ring();
 }
 
 // Nobody at the peer may be waiting or polling: its own thread then empties the ring into the
 // inbox. Asked for once per position of the head.
 void ShmChannel::kick_if_stuck(std::uint64_t head) {
-  if (shared_.kicked_head == head || !kick_(kick_context_)) return;
+  if (shared_.kicked_head == head || !peer_.kick(peer_.kick_context)) return;
   shared_.kicked_head = head;
 }
 
 // --- Tags, target side ---
 
 void ShmChannel::drain() {
-  auto& page = peer_.outbox.page();
+  auto& page = side_.outbox.page();
   std::lock_guard lock(shared_.drain_mutex);
   const std::uint64_t tail = page.writer.tail.load(std::memory_order_acquire);
   if (tail == shared_.head) return;
   // The peer is trusted to keep its promises, not to be free of bugs: no length or position from
   // the shared page may lead outside the ring.
-  if (tail - shared_.head > peer_.outbox.ring_bytes()) {
+  if (tail - shared_.head > side_.outbox.ring_bytes()) {
     lose(Status(Code::kProtocol, "the peer's ring of tags is damaged"), PeerFate::kUnknown);
     return;
   }
   while (shared_.head != tail) {
     RecordHeader header;
     char tag[kMaxTagBytes];
-    peer_.outbox.read(shared_.head, &header, sizeof header);
+    side_.outbox.read(shared_.head, &header, sizeof header);
     if (header.tag_bytes > kMaxTagBytes || record_bytes(header.tag_bytes) > tail - shared_.head ||
         shared_.received_tags - shared_.taken_tags.load() >= host_.tuning.arrival_depth) {
       lose(Status(Code::kProtocol, "the peer's ring of tags is damaged"), PeerFate::kUnknown);
       return;
     }
-    peer_.outbox.read(shared_.head + sizeof header, tag, header.tag_bytes);
+    side_.outbox.read(shared_.head + sizeof header, tag, header.tag_bytes);
     shared_.head += record_bytes(header.tag_bytes);
     ++shared_.received_tags;
-    host_.arrivals.arrived(peer_token_, {tag, header.tag_bytes}, code_from_wire(header.code));
+    host_.peers.arrived(peer_.token, {tag, header.tag_bytes}, code_from_wire(header.code));
   }
   page.reader.head.store(shared_.head, std::memory_order_seq_cst);
   if (page.reader.credit_sleepers.load(std::memory_order_seq_cst) != 0) grant_credits(0);
 }
 
 void ShmChannel::grant_credits(std::uint32_t count) {
-  auto& reader = peer_.outbox.page().reader;
+  auto& reader = side_.outbox.page().reader;
   shared_.taken_tags.fetch_add(count);
   reader.taken.fetch_add(count, std::memory_order_seq_cst);
   if (reader.credit_sleepers.load(std::memory_order_seq_cst) != 0) {
@@ -283,25 +320,83 @@ void ShmChannel::grant_credits(std::uint32_t count) {
 
 // --- Fence and loss ---
 
-Status ShmChannel::fence(FenceTicket grant, std::int64_t deadline_ns) {
-  const std::uint64_t busy = std::uint64_t{grant.slot} + 1;
-  for (auto& mark : peer_.outbox.page().busy) {
+ThreadLook ShmChannel::look_at(std::uint64_t mark) const {
+  if (!side_.shows_threads) return {};
+  return look_at_thread(peer_.process.pid, BusyMark::thread(mark), peer_.process.pidfd);
+}
+
+bool ShmChannel::is_over(const ThreadLook& look) const {
+  return look.state == ThreadLook::State::kGone ||
+         shared_.is_gone.load(std::memory_order_acquire) ||
+         (peer_.process.pidfd >= 0 && has_exited(peer_.process.pidfd));
+}
+
+Status ShmChannel::fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
+  const auto is_within = [grants](std::uint64_t mark) {
+    return mark != 0 &&
+           std::binary_search(
+               grants.begin(), grants.end(), FenceTicket{BusyMark::grant_slot(mark), 0},
+               [](const FenceTicket& a, const FenceTicket& b) { return a.slot < b.slot; });
+  };
+  for (const auto& place : side_.outbox.page().busy) {
     // One chunk takes some ten microseconds: look often at first, then make room for the writer.
-    for (int looks = 0; mark.grant.load(std::memory_order_seq_cst) == busy; ++looks) {
-      // No thread of a peer that is gone runs: its mark says nothing any more.
+    for (int looks = 0; is_within(place.mark.load(std::memory_order_seq_cst)); ++looks) {
       if (shared_.is_gone.load(std::memory_order_acquire)) return Status::ok();
-      if (looks < 1000) {
+      if (looks < kQuickLooks) {
         cpu_relax();
         continue;
       }
+      const std::uint64_t mark = place.mark.load(std::memory_order_seq_cst);
+      if (looks % 32 == 0 && mark != 0 && is_over(look_at(mark))) break;
       if (now_ns() >= deadline_ns) {
-        return Status(Code::kTimedOut, "a peer was still writing through the grant");
+        return Status(Code::kTimedOut, "it was still writing through the grant");
       }
-      const timespec pause{0, 50'000};
-      nanosleep(&pause, nullptr);
+      pause_briefly(kMarkLookNs);
     }
   }
   return Status::ok();
+}
+
+Status ShmChannel::cut_off(std::int64_t deadline_ns) {
+  side_.outbox.page().reader.is_cut.store(1, std::memory_order_seq_cst);
+  for (const auto& place : side_.outbox.page().busy) {
+    std::uint64_t mark = 0;
+    for (int looks = 0; looks < kQuickLooks; ++looks) {
+      mark = place.mark.load(std::memory_order_seq_cst);
+      if (mark == 0) break;
+      cpu_relax();
+    }
+    if (mark == 0) continue;
+    // Seen after the word above was set. When the thread has been off its processor since, it looks
+    // at that word before its next store.
+    const ThreadLook first = look_at(mark);
+    ThreadLook last = first;
+    while (place.mark.load(std::memory_order_seq_cst) == mark && !is_over(last)) {
+      if (now_ns() >= deadline_ns) return why_not_cut(mark, last);
+      pause_briefly(kThreadLookNs);
+      last = look_at(mark);
+      if ((mark & BusyMark::kRestartable) != 0 && was_descheduled(first, last)) break;
+    }
+  }
+  shared_.is_gone.store(true, std::memory_order_release);
+  return Status::ok();
+}
+
+Status ShmChannel::why_not_cut(std::uint64_t mark, const ThreadLook& look) {
+  if (!side_.shows_threads) {
+    return Status(Code::kUnsupported,
+                  "it has not left its copy, and its threads cannot be seen from here (another pid "
+                  "namespace), so nothing shows that it will not go on; continue or end it");
+  }
+  if (look.state == ThreadLook::State::kStopped) {
+    return Status(Code::kUnsupported,
+                  std::string("it is stopped in the middle of a copy that ") +
+                      ((mark & BusyMark::kRestartable) != 0
+                           ? "it began a moment ago; try again"
+                           : "would go on when it is continued (the kernel's own copying, or a "
+                             "kernel or C library without restartable sequences); end it"));
+  }
+  return Status(Code::kTimedOut, "it has not finished one bounded copy");
 }
 
 void ShmChannel::lose(Status why, PeerFate fate) {
@@ -320,8 +415,8 @@ void ShmChannel::lose(Status why, PeerFate fate) {
 
 bool ShmChannel::is_quiet() const {
   const auto& marks = outbox_.page().busy;
-  return std::all_of(marks.begin(), marks.end(), [](const auto& mark) {
-    return mark.grant.load(std::memory_order_seq_cst) == 0;
+  return std::all_of(marks.begin(), marks.end(), [](const auto& place) {
+    return place.mark.load(std::memory_order_seq_cst) == 0;
   });
 }
 

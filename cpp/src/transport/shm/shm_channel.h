@@ -6,25 +6,13 @@
 
 #include "base/doorbell.h"
 #include "base/fence_board.h"
+#include "base/process.h"
 #include "kvzc/transport.h"
 #include "transport/shm/copy_pool.h"
 #include "transport/shm/outbox.h"
+#include "transport/shm/peer_memory.h"
 
 namespace kvzc::shm {
-
-// A peer's memory, mapped here.
-class MappedMemory final : public RemoteMemory {
- public:
-  explicit MappedMemory(SharedMemory memory) : memory_(std::move(memory)) {}
-  std::uint64_t nbytes() const override { return memory_.nbytes(); }
-  bool is_same_as(const MemoryPiece& piece) const override {
-    return piece.shared != nullptr && piece.shared->identity() == memory_.identity();
-  }
-  std::byte* data() const { return memory_.data(); }
-
- private:
-  SharedMemory memory_;
-};
 
 // What a peer gave of itself when the channel was set up.
 struct PeerSide {
@@ -32,22 +20,25 @@ struct PeerSide {
   Doorbell doorbell;                // We ring, the peer sleeps.
   FenceBoard fences;                // The peer moves epochs on, we read.
   std::uint32_t arrival_depth = 0;  // Tags of ours that its inbox holds.
+  bool shows_threads = false;       // Its threads have the numbers that /proc shows here.
 };
 
 class ShmChannel final : public Channel {
  public:
-  ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerSide peer,
-             std::uint64_t peer_token, bool (*kick)(void*), void* kick_context);
+  ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerSide side,
+             const ChannelPeer& peer);
 
   void post(Operation& operation) override;
   void help(Operation& operation, std::int64_t deadline_ns) override;
+  void abort(Operation& operation) override;
   Status take_credit(std::size_t tag_bytes) override;
   void return_credit(std::size_t tag_bytes) override;
   void wait_for_credit(std::size_t tag_bytes, std::int64_t timeout_ns) override;
   void send_tag(const Tag& tag, Code code) override;
   void drain() override;
   void grant_credits(std::uint32_t count) override;
-  Status fence(FenceTicket grant, std::int64_t deadline_ns) override;
+  Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) override;
+  Status cut_off(std::int64_t deadline_ns) override;
   void lose(Status why, PeerFate fate) override;
   Status lost() const override;
   bool is_quiet() const override;
@@ -78,17 +69,23 @@ class ShmChannel final : public Channel {
 
   void cut_chunks(Operation& operation) const;
   void run_chunk(Operation& operation, const Chunk& chunk);
-  void copy_chunk(const Operation& operation, const Chunk& chunk) const;
+  Status copy_chunk(const Operation& operation, const Chunk& chunk);
+  // Says why the gate of `operation` is shut.
+  Status why_shut();
   void finish(Operation& operation);
   void kick_if_stuck(std::uint64_t head);
+
+  // Looks at the thread of the peer's that set `mark`.
+  ThreadLook look_at(std::uint64_t mark) const;
+  // Says whether that look shows, or the peer's end does, that it never writes again.
+  bool is_over(const ThreadLook& look) const;
+  Status why_not_cut(std::uint64_t mark, const ThreadLook& look);
 
   TransportHost& host_;
   CopyPool& pool_;
   const Outbox outbox_;
-  const PeerSide peer_;
-  const std::uint64_t peer_token_;
-  bool (*const kick_)(void*);
-  void* const kick_context_;
+  const PeerSide side_;
+  const ChannelPeer peer_;
   Shared shared_;
 };
 

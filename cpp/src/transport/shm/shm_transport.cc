@@ -1,6 +1,9 @@
 // Set-up of the shared-memory transport: what peers exchange once.
 
+#include <unistd.h>
+
 #include "base/bytes.h"
+#include "base/process.h"
 #include "base/shared_memory.h"
 #include "transport/shm/copy_pool.h"
 #include "transport/shm/factory.h"
@@ -11,6 +14,12 @@ namespace {
 
 // The order of descriptors in an offer.
 enum OfferFd : std::size_t { kOutboxFd, kDoorbellFd, kEventFd, kFencesFd, kOfferFds };
+
+// How a piece of memory is described to a peer.
+enum MemoryKind : std::uint8_t {
+  kPrivate = 0,  // By its address; the kernel copies.
+  kSealed = 1    // By a memfd to map.
+};
 
 class ShmChannelHalf final : public ChannelHalf {
  public:
@@ -23,6 +32,7 @@ class ShmChannelHalf final : public ChannelHalf {
     out.u32(outbox_.ring_bytes());
     out.u32(host_.fences.slots());
     out.u32(host_.tuning.arrival_depth);
+    out.u64(pid_namespace());
     blob.bytes = out.take();
     blob.fds.resize(kOfferFds);
     Result<OwnedFd> outbox = duplicate(outbox_.memory().fd());
@@ -36,12 +46,12 @@ class ShmChannelHalf final : public ChannelHalf {
     return blob;
   }
 
-  Result<std::unique_ptr<Channel>> join(Blob peer_offer, std::uint64_t peer_token,
-                                        bool (*kick)(void*), void* kick_context) override {
+  Result<std::unique_ptr<Channel>> join(Blob peer_offer, const ChannelPeer& peer) override {
     ByteReader in(peer_offer.bytes);
     const std::uint32_t ring_bytes = in.u32();
     const std::uint32_t fence_slots = in.u32();
     const std::uint32_t arrival_depth = in.u32();
+    const std::uint64_t peer_namespace = in.u64();
     if (!in.is_good() || peer_offer.fds.size() != kOfferFds) {
       return Status(Code::kProtocol, "the peer's offer of shared memory is incomplete");
     }
@@ -52,10 +62,12 @@ class ShmChannelHalf final : public ChannelHalf {
     if (!doorbell.is_ok()) return doorbell.status();
     Result<FenceBoard> fences = FenceBoard::open(std::move(peer_offer.fds[kFencesFd]), fence_slots);
     if (!fences.is_ok()) return fences.status();
+    const bool shows_threads =
+        peer.process.pid > 0 && peer_namespace != 0 && peer_namespace == pid_namespace();
     return std::unique_ptr<Channel>(std::make_unique<ShmChannel>(
         host_, pool_, std::move(outbox_),
-        PeerSide{outbox.take(), doorbell.take(), fences.take(), arrival_depth}, peer_token, kick,
-        kick_context));
+        PeerSide{outbox.take(), doorbell.take(), fences.take(), arrival_depth, shows_threads},
+        peer));
   }
 
  private:
@@ -72,22 +84,37 @@ class ShmTransport final : public Transport {
   const char* name() const override { return "shm"; }
 
   Result<Blob> describe(const MemoryPiece& piece) override {
-    if (piece.shared == nullptr) {
-      return Status(Code::kTransportUnavailable,
-                    "shm: the target lies in private memory of its process, which no other "
-                    "process can map. Allocate it with kvzc.empty(shape, dtype)");
-    }
     Blob blob;
+    ByteWriter out;
+    if (piece.shared == nullptr) {
+      out.u8(kPrivate);
+      out.u64(reinterpret_cast<std::uint64_t>(piece.data));
+      blob.bytes = out.take();
+      return blob;
+    }
+    out.u8(kSealed);
+    blob.bytes = out.take();
     Result<OwnedFd> memory = duplicate(piece.shared->fd());
     if (!memory.is_ok()) return memory.status();
     blob.fds.push_back(memory.take());
     return blob;
   }
 
-  Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description,
-                                                      std::uint64_t nbytes) override {
-    if (description.fds.size() != 1) {
-      return Status(Code::kProtocol, "the peer described its memory without a descriptor");
+  Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description, std::uint64_t nbytes,
+                                                      const PeerProcess& owner) override {
+    ByteReader in(description.bytes);
+    const std::uint8_t kind = in.u8();
+    if (kind == kPrivate && description.fds.empty()) {
+      const std::uint64_t address = in.u64();
+      if (!in.is_good()) return Status(Code::kProtocol, "the peer's description is incomplete");
+      if (owner.pid == getpid()) {
+        return std::shared_ptr<RemoteMemory>(
+            std::make_shared<OwnProcessMemory>(reinterpret_cast<std::byte*>(address), nbytes));
+      }
+      return OtherProcessMemory::open(owner, address, nbytes);
+    }
+    if (kind != kSealed || !in.is_good() || description.fds.size() != 1) {
+      return Status(Code::kProtocol, "the peer described its memory in an unknown way");
     }
     Result<SharedMemory> memory =
         SharedMemory::map(std::move(description.fds[0]), nbytes, MapAccess::kReadWrite);
