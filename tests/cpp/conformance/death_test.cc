@@ -3,11 +3,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
 
+#include "base/gated_copy.h"
 #include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
@@ -186,7 +188,7 @@ TEST_P(DeathTest, APutThatWaitsForRoomEndsWithThePeer) {
 // more.
 class StoppedWriterTest : public Conformance {
  protected:
-  using Owner = std::function<bool(OwnedMemory memory, pid_t writer)>;
+  using Owner = std::function<bool(Engine& engine, OwnedMemory memory, pid_t writer)>;
   static constexpr std::uint64_t kBytes = 128 << 20;
 
   void run_stopped(const Owner& owner) {
@@ -204,7 +206,7 @@ class StoppedWriterTest : public Conformance {
             std::this_thread::sleep_for(std::chrono::milliseconds(3));
             kill(pid, SIGSTOP);
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
-            const char was_held = owner(memory, pid) ? 'y' : 'n';
+            const char was_held = owner(*engine, memory, pid) ? 'y' : 'n';
             EXPECT_EQ(write(answer[1], &was_held, 1), 1);
             kill(pid, SIGKILL);
           },
@@ -236,7 +238,7 @@ class StoppedWriterTest : public Conformance {
 };
 
 TEST_P(StoppedWriterTest, ACloseThatWaitsForItEndsWithItsDeath) {
-  run_stopped([](OwnedMemory memory, pid_t writer) {
+  run_stopped([](Engine&, OwnedMemory memory, pid_t writer) {
     std::atomic<bool> has_closed{false};
     std::thread closer([&] {
       const Status closed = memory.region.close(in_seconds(20));
@@ -254,7 +256,7 @@ TEST_P(StoppedWriterTest, ACloseThatWaitsForItEndsWithItsDeath) {
 }
 
 TEST_P(StoppedWriterTest, ACloseThatTimesOutNamesItAndHasRevokedAllTheSame) {
-  run_stopped([](OwnedMemory memory, pid_t writer) {
+  run_stopped([](Engine&, OwnedMemory memory, pid_t writer) {
     const Status closed = memory.region.close(in_seconds(0.05));
     if (closed.is_ok()) return false;
     EXPECT_EQ(closed.code(), Code::kTimedOut) << closed.to_string();
@@ -264,6 +266,68 @@ TEST_P(StoppedWriterTest, ACloseThatTimesOutNamesItAndHasRevokedAllTheSame) {
     // The chunk that it was in is over soon, and no other begins.
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_EQ(memory.data()[kBytes - 1], std::byte{});
+    return true;
+  });
+}
+
+TEST_P(StoppedWriterTest, ARevokeTimesOutAndQuarantinesAndForceHoldsTheFence) {
+  run_stopped([](Engine& engine, OwnedMemory memory, pid_t writer) {
+    const Status revoked = memory.region.revoke(in_seconds(0.05), Force::kNo);
+    if (revoked.is_ok()) return false;
+    EXPECT_EQ(revoked.code(), Code::kTimedOut) << revoked.to_string();
+    EXPECT_NE(revoked.text().find("pid " + std::to_string(writer)), std::string_view::npos)
+        << revoked.to_string();
+    EXPECT_EQ(engine.stats().quarantined_bytes, kBytes);
+    EXPECT_EQ(engine.stats().peers, 1u);
+    const Status forced = memory.region.revoke(in_seconds(0.05), Force::kYes);
+    if (!can_restart()) {
+      // A build in which nothing can hold such a writer says so.
+      EXPECT_EQ(forced.code(), Code::kUnsupported) << forced.to_string();
+      return true;
+    }
+    EXPECT_TRUE(forced.is_ok()) << forced.to_string();
+    EXPECT_EQ(engine.stats().quarantined_bytes, 0u);
+    std::memset(memory.data(), 0x5a, kBytes);
+    kill(writer, SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_TRUE(std::all_of(memory.data(), memory.data() + kBytes,
+                            [](std::byte each) { return each == std::byte{0x5a}; }));
+    EXPECT_EQ(engine.stats().peers, 0u);
+    // The region itself goes on.
+    EXPECT_TRUE(memory.region.handle().is_ok());
+    EXPECT_TRUE(memory.region.close(in_seconds(0.05)).is_ok());
+    return true;
+  });
+}
+
+TEST_P(StoppedWriterTest, QuarantineEndsByItselfWhenTheWriterGoesOn) {
+  run_stopped([](Engine& engine, OwnedMemory memory, pid_t writer) {
+    if (memory.region.revoke(in_seconds(0.02), Force::kNo).is_ok()) return false;
+    EXPECT_EQ(engine.stats().quarantined_bytes, kBytes);
+    kill(writer, SIGCONT);
+    const std::int64_t patience = in_seconds(5);
+    while (engine.stats().quarantined_bytes != 0 && in_seconds(0) < patience) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(engine.stats().quarantined_bytes, 0u);
+    EXPECT_EQ(engine.stats().peers, 1u);
+    std::memset(memory.data(), 0x5a, kBytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_TRUE(std::all_of(memory.data(), memory.data() + kBytes,
+                            [](std::byte each) { return each == std::byte{0x5a}; }));
+    return true;
+  });
+}
+
+TEST_P(StoppedWriterTest, AnEngineThatClosesCutsItOffAndKeepsNothing) {
+  run_stopped([](Engine& engine, OwnedMemory memory, pid_t writer) {
+    if (memory.region.close(in_seconds(0.02)).is_ok()) return false;
+    EXPECT_EQ(engine.stats().quarantined_bytes, kBytes);
+    EXPECT_EQ(engine.stats().storages, 1u);
+    (void)engine.close(in_seconds(1));
+    EXPECT_EQ(engine.stats().quarantined_bytes == 0, can_restart());
+    EXPECT_EQ(engine.stats().storages == 0, can_restart());
+    kill(writer, SIGCONT);
     return true;
   });
 }

@@ -131,8 +131,9 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 
 // --- Memory for tests ---
 
-std::string OwnedMemory::handle_text() const {
-  Result<HandleInfo> info = region.handle();
+namespace {
+
+std::string text_of(const Result<HandleInfo>& info) {
   if (!info.is_ok()) {
     ADD_FAILURE() << info.status().to_string();
     return "";
@@ -140,6 +141,12 @@ std::string OwnedMemory::handle_text() const {
   Result<std::vector<std::byte>> bytes = encode_handle(*info);
   return bytes.is_ok() ? handle_to_text(*bytes) : "";
 }
+
+}  // namespace
+
+std::string OwnedMemory::handle_text() const { return text_of(region.handle()); }
+
+std::string text_of(const Grant& grant) { return text_of(grant.handle()); }
 
 namespace {
 

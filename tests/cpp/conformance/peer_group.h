@@ -95,6 +95,8 @@ struct OwnedMemory {
   std::string handle_text() const;
 };
 OwnedMemory make_memory(Engine& engine, std::uint64_t nbytes);
+// A grant's handle as text.
+std::string text_of(const Grant& grant);
 
 // A view of the writer's private memory: uint8, one axis. The memory must outlive its transfers.
 LocalView view_of(Engine& engine, std::byte* data, std::uint64_t nbytes);
