@@ -19,7 +19,7 @@ TSAN_RUN := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # A test that hangs is ended with all its children, never waited for. At a terminal only the test itself
 # is ended, because a process group of its own would not see Ctrl-C.
 TIMEOUT      := timeout --kill-after=10 $(shell test -t 0 && echo --foreground)
-CPP_LIMIT    := $(TIMEOUT) 15m
+CPP_LIMIT    := $(TIMEOUT) 30m
 PYTHON_LIMIT := $(TIMEOUT) 20m
 
 # What ends up in the installed package. Folders are listed too: theirs is the date that a deletion changes.

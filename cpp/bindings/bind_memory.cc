@@ -93,7 +93,8 @@ constexpr const char* kRevokeDoc =
     "    it. The grant is revoked all the same, but the memory is in quarantine (see stats()):\n"
     "    do not use it before a later revoke() has returned.\n"
     "force: cut such a peer off instead: its transfers fail, its connection closes, and not one\n"
-    "    more byte of it lands. Raises Unsupported, with the reason, where that cannot be had.";
+    "    more byte of it lands; it stays lost to this engine until it makes another engine. Raises\n"
+    "    Unsupported, with the reason, where that cannot be had.";
 
 Access access_of(const std::string& name) {
   if (name == "put") return Access::kPut;

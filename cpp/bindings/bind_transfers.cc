@@ -1,5 +1,7 @@
 // Starting transfers, and waiting for them.
 
+#include <algorithm>
+
 #include "bindings.h"
 
 namespace kvzc::bindings {
@@ -65,7 +67,8 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
   options.after = after_token(arguments.after);
   if (arguments.notify) options.notify = std::string_view(*arguments.notify);
   options.deadline_ns = cancel_deadline_of(arguments.deadline);
-  const std::int64_t deadline = deadline_of(arguments.accept_timeout, owner->default_timeout);
+  const std::int64_t deadline =
+      std::min(deadline_of(arguments.accept_timeout, owner->default_timeout), options.deadline_ns);
   const bool may_wait = arguments.accept_timeout.value_or(1) > 0;
   Result<Transfer> transfer = [&] {
     if (is_quick) return attempt(options);

@@ -71,7 +71,8 @@ Described describe_torch(py::handle tensor) {
   spec.storage_nbytes = storage.attr("nbytes")().cast<std::uint64_t>();
   // An empty tensor's address says nothing.
   if (spec.data == nullptr) spec.data = spec.storage_data;
-  spec.keep_alive = keep_alive(py::reinterpret_borrow<py::object>(tensor));
+  // The storage too: `tensor` may be given another one.
+  spec.keep_alive = keep_alive(py::make_tuple(tensor, storage));
   return out;
 }
 

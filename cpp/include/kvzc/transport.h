@@ -213,6 +213,8 @@ class Channel {
   virtual void wait_for_credit(std::size_t tag_bytes, std::int64_t timeout_ns) = 0;
   // Sends a tag without data, after a credit was taken for it.
   virtual void send_tag(const Tag& tag, Code code) = 0;
+  // Says whether a grant still holds, as far as can be seen from here. Errors: kRevoked.
+  virtual Status look_at_grant(FenceTicket grant) = 0;
 
   // --- Target side. Thread: any. ---
 

@@ -27,10 +27,7 @@ Status shortage(int error_number, const std::string& doing, std::uint64_t nbytes
                         "container's memory limit (memory.max) or vm.max_map_count");
     case EMFILE:
     case ENFILE:
-      return Status(Code::kLimitExceeded,
-                    text +
-                        "too many open files. Raise the limit (ulimit -n) or close regions and "
-                        "engines that are no longer needed");
+      return too_many_files(doing + " of " + std::to_string(nbytes) + " bytes");
     case EFBIG:
       return Status(Code::kLimitExceeded,
                     text + "larger than the kernel or RLIMIT_FSIZE (ulimit -f) allows");

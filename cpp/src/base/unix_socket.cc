@@ -36,10 +36,7 @@ Result<Address> abstract_address(const std::string& name) {
 Result<OwnedFd> make_socket() {
   OwnedFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd.is_valid()) return fd;
-  if (errno == EMFILE || errno == ENFILE) {
-    return Status(Code::kLimitExceeded,
-                  "no file descriptor is left for a connection; raise the limit (ulimit -n)");
-  }
+  if (errno == EMFILE || errno == ENFILE) return too_many_files("making a connection");
   return Status::system(errno, "socket");
 }
 

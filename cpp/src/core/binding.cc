@@ -30,6 +30,14 @@ Binding::Next Binding::enter(OperationSlot& operation, std::shared_ptr<const Res
     case State::kResolving:
       break;
   }
+  // Whoever failed it may have looked for it here before.
+  if (operation.has_failed()) {
+    if (!operation.has_tag || orphans_.size() >= kMostWaiting) return Next::kEnded;
+    orphans_.push_back({operation.tag, operation.failure().code()});
+    if (state_ == State::kResolving) return Next::kEnded;
+    state_ = State::kResolving;
+    return Next::kEndedStart;
+  }
   if (waiting_.size() >= kMostWaiting) return Next::kFull;
   waiting_.push_back(&operation);
   if (state_ == State::kResolving) return Next::kWait;

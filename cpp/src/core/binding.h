@@ -35,6 +35,10 @@ class Binding {
     kWait,   // It was queued; the grant is being resolved.
     kStart,  // It was queued, and the caller must have the grant resolved.
     kFail,   // `why` is filled in.
+    // It has failed already, by a deadline for instance. Its tag is kept; it is the caller's to
+    // retire, and then to have the grant resolved.
+    kEnded,
+    kEndedStart,
     kFull,   // Too many wait already; it was not queued.
   };
   Next enter(OperationSlot& operation, std::shared_ptr<const Resolved>* resolved, Status* why);

@@ -18,8 +18,7 @@ Status ControlLoop::start() {
   epoll_ = OwnedFd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.is_valid() || !wake_.is_valid()) {
-    return Status(Code::kLimitExceeded,
-                  "no file descriptor is left for an engine; raise the limit (ulimit -n)");
+    return too_many_files("making an engine");
   }
   Status watched = watch(wake_.get(), EPOLLIN, [this](std::uint32_t) {
     std::uint64_t count;

@@ -218,6 +218,7 @@ void Endpoint::on_exit() {
   // What it said before the end still counts.
   if (!is_lost()) on_events(EPOLLIN);
   if (!is_lost()) {
+    has_peer_ended_ = true;
     lose(Status(Code::kPeerLost, peer_words() + " is gone: its process has exited or was killed"),
          PeerFate::kGone);
   }
@@ -235,6 +236,7 @@ void Endpoint::on_events(std::uint32_t events) {
       if (message.status().code() == Code::kPeerLost && stage_ == Stage::kReady) {
         // A process closes its files a moment before it counts as exited.
         const bool has_ended = !pidfd_.is_valid() || has_exited(pidfd_.get(), kExitPatienceMs);
+        has_peer_ended_ = has_ended;
         lose(Status(Code::kPeerLost,
                     peer_words() + (has_ended
                                         ? " is gone: its process has exited or was killed"
@@ -330,6 +332,7 @@ Status Endpoint::handle(wire::Type type, std::span<const std::byte> body,
     case wire::Type::kBye:
       return with(wire::decode_refuse(body), [&](auto& m) {
         // It has fenced its own writers before it said so.
+        has_peer_ended_ = m.code == Code::kClosed;
         lose(Status(Code::kPeerLost, peer_words() + " has gone: " + m.text), PeerFate::kGone);
         return Status::ok();
       });
@@ -674,7 +677,8 @@ void Endpoint::on_attached(const wire::Attached& attached) {
     }
     bound_.push_back(binding);
   }
-  host_.binding_answered(binding, std::move(status), std::move(resolved));
+  if (!status.is_ok()) resolved.reset();
+  host_.binding_answered(*this, binding, std::move(status), std::move(resolved));
   send_attaches();
 }
 
@@ -696,7 +700,7 @@ void Endpoint::on_release(const wire::Release& release) {
         resolved->storage_ids.end()) {
       continue;
     }
-    host_.binding_answered(binding, why, nullptr);
+    host_.binding_answered(*this, binding, why, nullptr);
   }
 }
 

@@ -48,7 +48,8 @@ class EndpointHost {
   // Finds or makes a road for a grant.
   virtual void start_binding(std::shared_ptr<Binding> binding) = 0;
   // The owner's answer about a grant: how to use it, or why it cannot be used (any more).
-  virtual void binding_answered(const std::shared_ptr<Binding>& binding, Status status,
+  virtual void binding_answered(Endpoint& endpoint, const std::shared_ptr<Binding>& binding,
+                                Status status,
                                 std::shared_ptr<const Binding::Resolved> resolved) = 0;
 };
 
@@ -98,6 +99,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::int64_t handshake_deadline_ns() const { return handshake_deadline_ns_; }
   // Whom it is meant to reach, or was reached by. Requires: the handshake has got that far.
   const Incarnation& peer_incarnation() const { return peer_incarnation_; }
+  // Says whether its process has exited or its engine has closed, for all that is known.
+  bool has_peer_ended() const { return has_peer_ended_; }
   bool is_server() const { return is_server_; }
 
  private:
@@ -174,6 +177,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   OwnedFd socket_;
   OwnedFd pidfd_;  // Constant once ready.
   bool wants_write_ = false;
+  bool has_peer_ended_ = false;
   bool is_doubtful_ = false;  // Lost, but perhaps still writing.
   std::deque<Message> outgoing_;
   PeerCredentials credentials_;

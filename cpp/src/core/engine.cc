@@ -117,11 +117,14 @@ Status still_running() {
 
 // When its peer is lost a transfer ends as soon as it is quiet, and that is not waited for: whoever
 // waits hears of the loss.
-Status sleep_until_ended(const Transfer& transfer, std::int64_t deadline_ns) {
-  Watcher watcher({&transfer, 1});
+Status sleep_until_one_ended(std::span<const Transfer> transfers, std::int64_t deadline_ns) {
+  Watcher watcher(transfers);
   for (;;) {
     if (watcher.sleep(std::min(deadline_ns, now_ns() + kLookNs))) return Status::ok();
-    if (Status lost = transfer.peer_status(); !lost.is_ok()) return lost;
+    for (const Transfer& transfer : transfers) {
+      if (transfer.has_ended()) return Status::ok();
+      if (Status lost = transfer.peer_status(); !lost.is_ok()) return lost;
+    }
     if (now_ns() >= deadline_ns) return still_running();
   }
 }
@@ -139,14 +142,15 @@ Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t 
       return Status::ok();
     }
     // No helping: it might be with the one that ends last.
-    Watcher watcher(transfers);
-    return watcher.sleep(deadline_ns) ? Status::ok() : still_running();
+    return sleep_until_one_ended(transfers, deadline_ns);
   }
   for (const Transfer& transfer : transfers) {
     if (transfer.has_ended()) continue;
     transfer.help(deadline_ns);
     if (spin_until_ended(transfer, deadline_ns)) continue;
-    if (Status slept = sleep_until_ended(transfer, deadline_ns); !slept.is_ok()) return slept;
+    if (Status slept = sleep_until_one_ended({&transfer, 1}, deadline_ns); !slept.is_ok()) {
+      return slept;
+    }
   }
   return Status::ok();
 }
@@ -293,11 +297,11 @@ Result<Transfer> submit(EngineCore& core, Direction direction, std::span<const T
   for (;;) {
     Result<Transfer> transfer = core.try_submit(direction, items, options);
     if (transfer.is_ok() || transfer.status().code() != Code::kWouldBlock) return transfer;
-    if (now_ns() >= deadline_ns) {
+    if (now_ns() >= std::min(deadline_ns, options.deadline_ns)) {
       return Status(Code::kTimedOut, "the transfer was not accepted in time, nothing was posted: " +
                                          std::string(transfer.status().text()));
     }
-    core.wait_for_room(*items[0].remote, options, deadline_ns);
+    core.wait_for_room(*items[0].remote, options, std::min(deadline_ns, options.deadline_ns));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/sha256.h"
+#include "base/unix_socket.h"
 #include "transport/transport_list.h"
 
 namespace kvzc {
@@ -41,6 +42,14 @@ bool may_change(Code code) {
 
 Status deadline_passed() {
   return Status(Code::kCancelled, "the transfer's deadline passed before it was done");
+}
+
+// Better a leak than memory that is used again while a peer still touches it.
+void keep_for_ever(const std::vector<std::shared_ptr<RegionRecord>>& regions) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<RegionRecord>>;
+  std::lock_guard lock(mutex);
+  kept->insert(kept->end(), regions.begin(), regions.end());
 }
 
 Status region_closed() { return Status(Code::kClosed, "the region is closed"); }
@@ -173,9 +182,8 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   for (const auto& transport : transports_) transport->stop();
   doorbell_.ring();
   if (look_at_quarantine()) {
-    // Better a leak than memory that is used again while a peer still touches it.
     std::lock_guard quarantine(quarantine_mutex_);
-    new std::vector(quarantine_);
+    keep_for_ever(quarantine_);
   }
   std::lock_guard tables(mutex_);
   if (has_arrivals_fd_) doorbell_.set_event();
@@ -642,7 +650,7 @@ Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
 Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
   using Bytes = std::pair<std::int64_t, std::int64_t>;  // Begin and end, in the remote memory.
   std::unordered_map<const RemoteMemory*, std::vector<Bytes>> targets;
-  const auto targets_in = [&](const RemoteMemory* memory) -> const std::vector<Bytes>& {
+  const auto ranges_in = [&](const RemoteMemory* memory) -> const std::vector<Bytes>& {
     const auto [at, is_new] = targets.try_emplace(memory);
     if (!is_new) return at->second;
     for (const Segment& segment : slot.segments) {
@@ -652,8 +660,19 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
         at->second.emplace_back(run.remote, run.remote + run.nbytes);
       }
     }
-    std::sort(at->second.begin(), at->second.end());
-    return at->second;
+    // What is read may overlap itself: merged, so that looking at one neighbour is enough.
+    std::vector<Bytes>& ranges = at->second;
+    std::sort(ranges.begin(), ranges.end());
+    std::size_t kept = 0;
+    for (const Bytes& each : ranges) {
+      if (kept > 0 && each.first <= ranges[kept - 1].second) {
+        ranges[kept - 1].second = std::max(ranges[kept - 1].second, each.second);
+      } else {
+        ranges[kept++] = each;
+      }
+    }
+    ranges.resize(kept);
+    return ranges;
   };
   for (std::size_t s = 0; s < slot.segments.size(); ++s) {
     const MemoryPiece& local = slot.segment_local[s];
@@ -662,7 +681,7 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
       if (std::exchange(last, other.remote) == other.remote) continue;
       const std::optional<std::int64_t> base = other.remote->offset_of(local);
       if (!base) continue;
-      const std::vector<Bytes>& written = targets_in(other.remote);
+      const std::vector<Bytes>& written = ranges_in(other.remote);
       const Segment& segment = slot.segments[s];
       for (std::uint32_t i = 0; i < segment.run_count; ++i) {
         const Run& run = slot.runs[segment.first_run + i];
@@ -693,6 +712,12 @@ Status EngineCore::dispatch(OperationSlot& slot,
     if (std::exchange(slot.has_credit, false)) resolved->channel->return_credit(slot.tag.nbytes);
     return apart;
   }
+  if (slot.nbytes == 0) {
+    // Nothing will be copied, so nothing else looks whether the grant still holds.
+    if (Status held = resolved->channel->look_at_grant(resolved->fence); !held.is_ok()) {
+      slot.fail(std::move(held));
+    }
+  }
   slot.fence = resolved->fence;
   slot.transport.store(resolved->transport, std::memory_order_relaxed);
   slot.road = resolved->endpoint;
@@ -711,7 +736,27 @@ void EngineCore::abandon(OperationSlot* slot) {
   release(*slot);
 }
 
-Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOptions& options) {
+Status EngineCore::after_loss(const HandleInfo& handle, Status why) const {
+  if (why.code() != Code::kPeerLost && why.code() != Code::kRevoked) return why;
+  {
+    std::lock_guard lock(mutex_);
+    const auto lost = lost_peers_.find(handle.incarnation);
+    if (lost == lost_peers_.end() || !lost->second.has_ended) return why;
+  }
+  // It is no more, so whoever listens at its address is another.
+  for (const EngineAddress& address : handle.addresses) {
+    if (address.kind == AddressKind::kUnix && connect_to(address.text).is_ok()) {
+      return Status(Code::kStaleHandle, "the handle is from an earlier life of engine '" +
+                                            handle.engine_name +
+                                            "', which has restarted since; ask it for a fresh "
+                                            "handle");
+    }
+  }
+  return why;
+}
+
+Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOptions& options,
+                                         std::shared_ptr<Binding> binding) {
   if (options.notify && options.notify->size() > kMaxTagBytes) {
     return Status(Code::kInvalidArgument, "the notify tag has " +
                                               std::to_string(options.notify->size()) + " bytes; " +
@@ -730,6 +775,7 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
   slot->state.restart(now);
   slot->direction = direction;
   slot->after = options.after;
+  slot->binding = std::move(binding);
   if (options.notify) {
     slot->has_tag = true;
     slot->tag.nbytes = static_cast<std::uint8_t>(options.notify->size());
@@ -779,11 +825,10 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Tra
   }
   const std::shared_ptr<Binding> binding = binding_for(*items[0].remote);
   status = binding->failure();
-  if (!status.is_ok()) return status;
-  Result<OperationSlot*> begun = begin(direction, options);
+  if (!status.is_ok()) return after_loss(binding->info(), status);
+  Result<OperationSlot*> begun = begin(direction, options, binding);
   if (!begun.is_ok()) return begun.status();
   OperationSlot* const slot = *begun;
-  slot->binding = binding;
   try {
     status = fill(*slot, items);
   } catch (const std::bad_alloc&) {
@@ -813,6 +858,14 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Tra
     case Binding::Next::kWait:
     case Binding::Next::kFail:
       break;
+    case Binding::Next::kEndedStart:
+      loop_.post([this, binding] { start_binding(binding); });
+      [[fallthrough]];
+    case Binding::Next::kEnded: {
+      Transfer transfer(shared_from_this(), slot);
+      retire(*slot, slot->failure());
+      return transfer;
+    }
     case Binding::Next::kFull:
       status =
           Status(Code::kWouldBlock, "1024 transfers wait already for the connection to this peer");
@@ -868,7 +921,7 @@ Result<Transfer> EngineCore::try_notify(const PeerInfo& target, const TransferOp
   if (!endpoint) {
     return Status(Code::kPeerLost, "engine '" + target.engine_name + "' is not connected any more");
   }
-  Result<OperationSlot*> begun = begin(Direction::kPut, options);
+  Result<OperationSlot*> begun = begin(Direction::kPut, options, nullptr);
   if (!begun.is_ok()) return begun.status();
   OperationSlot* const slot = *begun;
   Channel* const channel = endpoint->tag_channel();
@@ -1030,8 +1083,9 @@ void EngineCore::start_binding(std::shared_ptr<Binding> binding) {
     std::unique_lock lock(mutex_);
     const auto lost = lost_peers_.find(info.incarnation);
     if (lost != lost_peers_.end()) {
-      const Status why = lost->second;
+      const Status known = lost->second.why;
       lock.unlock();
+      const Status why = after_loss(info, known);
       for (OperationSlot* slot : binding->fail(why, Binding::Finality::kFinal)) retire(*slot, why);
       return;
     }
@@ -1091,7 +1145,8 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
     // arbitrary ones: connecting to a lost peer fails anyway.
     if (was_ready && !may_change(why.code()) && !is_closed_.load(std::memory_order_acquire)) {
       if (lost_peers_.size() >= kMostLostPeers) lost_peers_.erase(lost_peers_.begin());
-      lost_peers_.emplace(endpoint.peer_incarnation(), why);
+      lost_peers_.insert_or_assign(endpoint.peer_incarnation(),
+                                   LostPeer{why, endpoint.has_peer_ended()});
     }
   }
   std::erase_if(endpoints_, [&](const auto& each) { return each.get() == &endpoint; });
@@ -1114,26 +1169,38 @@ void EngineCore::endpoint_gone(Endpoint& endpoint) {
   std::erase(doubtful_, keep);
 }
 
-void EngineCore::binding_answered(const std::shared_ptr<Binding>& binding, Status status,
+void EngineCore::binding_answered(Endpoint& endpoint, const std::shared_ptr<Binding>& binding,
+                                  Status status,
                                   std::shared_ptr<const Binding::Resolved> resolved) {
-  if (!status.is_ok()) {
+  const std::shared_ptr<Endpoint> road = endpoint.shared_from_this();
+  Channel* const channel = resolved ? resolved->channel : endpoint.tag_channel();
+  std::vector<OperationSlot*> slots;
+  if (status.is_ok()) {
+    slots = binding->resolve(resolved);
+  } else {
+    // The grant is refused, the peer is not: it hears of what was to come.
     const auto finality =
         may_change(status.code()) ? Binding::Finality::kRetry : Binding::Finality::kFinal;
-    for (OperationSlot* slot : binding->fail(status, finality)) retire(*slot, status);
-    return;
+    for (OperationSlot* slot : binding->fail(status, finality)) {
+      if (slot->has_tag) {
+        credit_waiters_.push_back({nullptr, {slot->tag, status.code()}, nullptr, road, channel});
+      }
+      retire(*slot, status);
+    }
   }
-  std::vector<OperationSlot*> slots = binding->resolve(resolved);
   for (const Binding::Orphan& orphan : binding->take_orphans()) {
-    credit_waiters_.push_back({nullptr, orphan, resolved});
+    credit_waiters_.push_back({nullptr, orphan, nullptr, road, channel});
   }
-  for (OperationSlot* slot : slots) credit_waiters_.push_back({slot, {}, resolved});
+  for (OperationSlot* slot : slots) {
+    credit_waiters_.push_back({slot, {}, resolved, road, channel});
+  }
   look_for_credits();
 }
 
 bool EngineCore::try_again(CreditWaiter& waiter) {
   const auto has_sent = [&](const Tag& tag, Code code) {
-    Status credit = waiter.resolved->channel->take_credit(tag.nbytes);
-    if (credit.is_ok()) waiter.resolved->channel->send_tag(tag, code);
+    Status credit = waiter.channel->take_credit(tag.nbytes);
+    if (credit.is_ok()) waiter.channel->send_tag(tag, code);
     return credit.code() != Code::kWouldBlock;
   };
   if (waiter.slot == nullptr) return has_sent(waiter.orphan.tag, waiter.orphan.code);
@@ -1161,7 +1228,7 @@ void EngineCore::look_for_credits() {
   for (std::size_t i = 0; i < count; ++i) {
     CreditWaiter waiter = std::move(credit_waiters_.front());
     credit_waiters_.pop_front();
-    const Channel* channel = waiter.resolved->channel;
+    const Channel* channel = waiter.channel;
     const bool may_end = waiter.slot != nullptr &&
                          (waiter.slot->has_failed() || is_closed_.load(std::memory_order_acquire) ||
                           !waiter.slot->binding->failure().is_ok());
@@ -1320,7 +1387,7 @@ Status EngineCore::peer_status(const PeerInfo& peer) {
   if (Status here = usable_here(); !here.is_ok()) return here;
   std::lock_guard lock(mutex_);
   const auto found = lost_peers_.find(peer.incarnation);
-  return found == lost_peers_.end() ? Status::ok() : found->second;
+  return found == lost_peers_.end() ? Status::ok() : found->second.why;
 }
 
 EngineStats EngineCore::stats() {

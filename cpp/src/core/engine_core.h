@@ -129,7 +129,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
                      PeerFate fate) override;
   void endpoint_gone(Endpoint& endpoint) override;
   void start_binding(std::shared_ptr<Binding> binding) override;
-  void binding_answered(const std::shared_ptr<Binding>& binding, Status status,
+  void binding_answered(Endpoint& endpoint, const std::shared_ptr<Binding>& binding, Status status,
                         std::shared_ptr<const Binding::Resolved> resolved) override;
 
   const EngineOptions& options() const { return options_; }
@@ -161,12 +161,22 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Gives whether anything is left in it.
   bool look_at_quarantine();
 
+  struct LostPeer {
+    Status why;
+    bool has_ended = false;  // Its process has exited or its engine has closed.
+  };
+
   // --- Transfers. Any thread. ---
+
+  // Says why nothing goes through a handle any more: `why`, or that its engine has ended and another
+  // one has taken its place.
+  Status after_loss(const HandleInfo& handle, Status why) const;
 
   Result<Transfer> submit_nothing(const RemoteView& target, const TransferOptions& options,
                                   Purpose purpose);
   // Takes a slot and fills in what all transfers have. Errors: kWouldBlock.
-  Result<OperationSlot*> begin(Direction direction, const TransferOptions& options);
+  Result<OperationSlot*> begin(Direction direction, const TransferOptions& options,
+                               std::shared_ptr<Binding> binding);
   // Fails it and lets nothing more of it begin.
   void stop(OperationSlot& slot, const Status& why);
   // Sleeps while as many run as may; gives whether it did.
@@ -184,7 +194,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   struct CreditWaiter {
     OperationSlot* slot = nullptr;
     Binding::Orphan orphan;
-    std::shared_ptr<const Binding::Resolved> resolved;
+    std::shared_ptr<const Binding::Resolved> resolved;  // Null without a slot.
+    std::shared_ptr<Endpoint> endpoint;
+    Channel* channel = nullptr;  // Of the endpoint.
   };
   // Posts, retires or sends; gives false when it must go on waiting.
   bool try_again(CreditWaiter& waiter);
@@ -240,7 +252,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   std::shared_ptr<const Endpoints> drained_ = std::make_shared<const Endpoints>();
   // Lost, but perhaps still writing: closing a region waits for them too.
   Endpoints doubtful_;
-  std::map<Incarnation, Status> lost_peers_;
+  std::map<Incarnation, LostPeer> lost_peers_;
   bool has_arrivals_fd_ = false;
 
   // Regions of which a peer that did not answer may still touch the memory.

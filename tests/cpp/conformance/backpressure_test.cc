@@ -53,6 +53,10 @@ TEST_P(BackpressureTest, AFullInboxRefusesAndOneTakenTagMakesRoom) {
         }
         const RemoteView ninth = slice(target, kDepth, kDepth + 1);
         EXPECT_EQ(try_tag(*engine, view, ninth, "tag").status().code(), Code::kWouldBlock);
+        const std::int64_t patience = in_seconds(30);
+        while (engine->stats().transfers_running != 0 && in_seconds(0) < patience) {
+          std::this_thread::yield();
+        }
         EXPECT_EQ(engine->stats().transfers_running, 0u);
         party.tell("full");
         party.hear();

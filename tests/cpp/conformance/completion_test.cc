@@ -196,7 +196,6 @@ TEST_P(CompletionTest, CancellingWhatHasEndedReturnsAtOnce) {
 TEST_P(CompletionTest, ACancelledTransferBeginsNothingMore) {
   const int count = rounds(5);
   constexpr std::uint64_t kBytes = 256 << 20;
-  constexpr std::uint64_t kTail = 1 << 20;  // Begun last: many milliseconds after the cancel.
   run(
       [&](Party& party) {
         auto engine = party.make_engine();
@@ -204,10 +203,10 @@ TEST_P(CompletionTest, ACancelledTransferBeginsNothingMore) {
         party.tell(memory.handle_text());
         for (int round = 0; round < count; ++round) {
           party.hear();
-          const std::byte* const tail = memory.data() + kBytes - kTail;
-          ASSERT_TRUE(
-              std::all_of(tail, tail + kTail, [](std::byte each) { return each == std::byte{}; }))
-              << "round " << round;
+          // The whole takes many milliseconds, the cancel came at once.
+          const auto moved =
+              std::count(memory.data(), memory.data() + kBytes, static_cast<std::byte>(round + 1));
+          ASSERT_LT(moved, static_cast<std::ptrdiff_t>(kBytes / 2)) << "round " << round;
           party.tell("next");
         }
       },
@@ -218,6 +217,7 @@ TEST_P(CompletionTest, ACancelledTransferBeginsNothingMore) {
         const LocalView view = view_of(*engine, source.data(), kBytes);
         ASSERT_TRUE(engine->connect(target)->wait(in_seconds(30)).is_ok());
         for (int round = 0; round < count; ++round) {
+          std::fill(source.begin(), source.end(), static_cast<std::byte>(round + 1));
           const TransferItem item{&view, &target};
           const Transfer transfer = engine->put({&item, 1}, {}, in_seconds(30)).take();
           ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <thread>
 
-#include "base/gated_copy.h"
 #include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
@@ -127,7 +126,7 @@ TEST_P(DeathTest, PutsThatWaitForAnOwnerThatIsKilledEnd) {
           pause();
         }
         party.hear();
-        kill(pid, SIGSTOP);
+        stop(pid);
         party.tell("stopped");
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         kill(pid, SIGKILL);
@@ -204,7 +203,7 @@ class StoppedWriterTest : public Conformance {
             const auto pid = static_cast<pid_t>(std::stoi(party.hear()));
             ASSERT_NE(first_peer(*engine), nullptr);
             std::this_thread::sleep_for(std::chrono::milliseconds(3));
-            kill(pid, SIGSTOP);
+            stop(pid);
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
             const char was_held = owner(*engine, memory, pid) ? 'y' : 'n';
             EXPECT_EQ(write(answer[1], &was_held, 1), 1);
@@ -280,7 +279,7 @@ TEST_P(StoppedWriterTest, ARevokeTimesOutAndQuarantinesAndForceHoldsTheFence) {
     EXPECT_EQ(engine.stats().quarantined_bytes, kBytes);
     EXPECT_EQ(engine.stats().peers, 1u);
     const Status forced = memory.region.revoke(in_seconds(0.05), Force::kYes);
-    if (!can_restart()) {
+    if (!can_hold_stopped_writers()) {
       // A build in which nothing can hold such a writer says so.
       EXPECT_EQ(forced.code(), Code::kUnsupported) << forced.to_string();
       return true;
@@ -325,8 +324,8 @@ TEST_P(StoppedWriterTest, AnEngineThatClosesCutsItOffAndKeepsNothing) {
     EXPECT_EQ(engine.stats().quarantined_bytes, kBytes);
     EXPECT_EQ(engine.stats().storages, 1u);
     (void)engine.close(in_seconds(1));
-    EXPECT_EQ(engine.stats().quarantined_bytes == 0, can_restart());
-    EXPECT_EQ(engine.stats().storages == 0, can_restart());
+    EXPECT_EQ(engine.stats().quarantined_bytes == 0, can_hold_stopped_writers());
+    EXPECT_EQ(engine.stats().storages == 0, can_hold_stopped_writers());
     kill(writer, SIGCONT);
     return true;
   });

@@ -310,6 +310,54 @@ TEST_P(KillTest, AProcessThatDropsItsSocketsIsLostAndWritesNoMore) {
   }
 }
 
+Status put(Engine& engine, const LocalView& source, const RemoteView& target) {
+  const TransferItem item{&source, &target};
+  const Result<Transfer> transfer = engine.put({&item, 1}, {}, in_seconds(30));
+  if (!transfer.is_ok()) return transfer.status();
+  if (Status waited = transfer->wait(in_seconds(30)); !waited.is_ok()) return waited;
+  return transfer->status();
+}
+
+TEST_P(KillTest, AKilledOwnerThatRestartsAtItsAddressIsAnotherOne) {
+  const std::string name = "killed-" + std::to_string(getpid());
+  const auto live = [&](Party& party) {
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    alarm(60);
+    auto engine = party.make_engine([&](EngineOptions& options) { options.name = name; });
+    OwnedMemory memory = make_memory(*engine, 4096);
+    party.tell(memory.handle_text());
+    for (;;) pause();
+  };
+  run(
+      [&](Party& party) {
+        const pid_t first = live(party);
+        party.hear();
+        kill(first, SIGKILL);
+        waitpid(first, nullptr, 0);
+        const pid_t second = live(party);
+        party.hear();
+        kill(second, SIGKILL);
+        waitpid(second, nullptr, 0);
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView old = open_handle(party.hear());
+        std::vector<std::byte> source(4096, std::byte{1});
+        const LocalView view = view_of(*engine, source.data(), 4096);
+        EXPECT_TRUE(put(*engine, view, old).is_ok());
+        party.tell("written");
+        const RemoteView fresh = open_handle(party.hear());
+        EXPECT_NE(old.handle->info.incarnation, fresh.handle->info.incarnation);
+        const Status stale = put(*engine, view, old);
+        EXPECT_EQ(stale.code(), Code::kStaleHandle) << stale.to_string();
+        // The fresh one connects by itself.
+        const Status again = put(*engine, view, fresh);
+        EXPECT_TRUE(again.is_ok()) << again.to_string();
+        party.tell("end");
+      });
+}
+
 KVZC_CONFORMANCE_OF_PROCESSES(KillTest);
 
 }  // namespace

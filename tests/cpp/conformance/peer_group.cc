@@ -8,15 +8,22 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/gated_copy.h"
+#include "base/process.h"
 
 namespace kvzc::conformance {
 namespace {
 
 constexpr int kPatienceMs = 30'000;
-constexpr int kGroupSeconds = 120;
+// More when a soak asks for many rounds.
+unsigned group_seconds() { return 120u + static_cast<unsigned>(rounds(0)); }
+
+// Of the group that runs; its processes inherit it.
+MemoryKind tested_memory = MemoryKind::kSharable;
 
 std::pair<OwnedFd, OwnedFd> make_pair() {
   int fds[2];
@@ -29,7 +36,7 @@ pid_t start_process(const Sut& sut, OwnedFd socket, OwnedFd& other, const Role& 
   const pid_t pid = fork();
   if (pid != 0) return pid;
   other.reset();
-  alarm(kGroupSeconds);  // A hang ends as a failure.
+  alarm(group_seconds());  // A hang ends as a failure.
   {
     Party party(sut, std::move(socket));
     role(party);
@@ -81,6 +88,7 @@ std::shared_ptr<Engine> Party::make_engine(const std::function<void(EngineOption
 }
 
 void run_group(const Sut& sut, Mode mode, const Role& owner, const Role& writer) {
+  tested_memory = sut.memory;
   auto [first, second] = make_pair();
   if (mode == Mode::kThreads) {
     std::thread other([&sut, &writer, socket = std::move(second)]() mutable {
@@ -171,9 +179,22 @@ T checked(Result<T> result) {
 
 }  // namespace
 
+MemoryKind memory_kind() { return tested_memory; }
+
+bool can_hold_stopped_writers() { return memory_kind() == MemoryKind::kSharable && can_restart(); }
+
+std::shared_ptr<TestMemory> allocate(Engine& engine, std::uint64_t nbytes) {
+  if (memory_kind() == MemoryKind::kSharable) {
+    const std::shared_ptr<SharedAllocation> shared = checked(engine.allocator().allocate(nbytes));
+    return std::make_shared<TestMemory>(shared, shared->data(), nbytes);
+  }
+  const auto bytes = std::make_shared<std::vector<std::byte>>(nbytes);
+  return std::make_shared<TestMemory>(bytes, bytes->data(), nbytes);
+}
+
 OwnedMemory make_memory(Engine& engine, std::uint64_t nbytes) {
   OwnedMemory out;
-  out.allocation = checked(engine.allocator().allocate(nbytes));
+  out.allocation = allocate(engine, nbytes);
   TensorSpec spec = spec_of(out.data(), nbytes);
   spec.keep_alive = out.allocation;
   out.region = checked(engine.register_memory({&spec, 1}));
@@ -229,6 +250,20 @@ std::int64_t first_difference(const std::byte* data, std::uint64_t nbytes, std::
 
 std::int64_t in_seconds(double seconds) {
   return now_ns() + static_cast<std::int64_t>(seconds * 1e9);
+}
+
+void stop(pid_t process) {
+  kill(process, SIGSTOP);
+  const std::string tasks = "/proc/" + std::to_string(process) + "/task";
+  const auto is_stopped = [&] {
+    for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+      const ThreadLook look = look_at_thread(process, std::stoi(task.path().filename()), -1);
+      if (look.state != ThreadLook::State::kStopped) return false;
+    }
+    return true;
+  };
+  const std::int64_t patience = in_seconds(10);
+  while (!is_stopped() && in_seconds(0) < patience) std::this_thread::yield();
 }
 
 void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,

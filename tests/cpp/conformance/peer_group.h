@@ -85,9 +85,27 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info);
 
 // --- Memory for tests ---
 
-// Sharable memory with an engine's region over it: uint8, one axis.
+// Zeroed memory of the kind that the system under test asks for.
+class TestMemory {
+ public:
+  TestMemory(std::shared_ptr<void> owner, std::byte* data, std::uint64_t nbytes)
+      : owner_(std::move(owner)), data_(data), nbytes_(nbytes) {}
+  std::byte* data() const { return data_; }
+  std::uint64_t nbytes() const { return nbytes_; }
+
+ private:
+  std::shared_ptr<void> owner_;
+  std::byte* data_;
+  std::uint64_t nbytes_;
+};
+std::shared_ptr<TestMemory> allocate(Engine& engine, std::uint64_t nbytes);
+MemoryKind memory_kind();
+// Says whether a writer that is stopped in the middle of a copy can be kept from going on.
+bool can_hold_stopped_writers();
+
+// Such memory with an engine's region over it: uint8, one axis.
 struct OwnedMemory {
-  std::shared_ptr<SharedAllocation> allocation;
+  std::shared_ptr<TestMemory> allocation;
   Region region;
 
   std::byte* data() const { return allocation->data(); }
@@ -118,6 +136,9 @@ void fill(std::byte* data, std::uint64_t nbytes, std::uint32_t seed);
 std::int64_t first_difference(const std::byte* data, std::uint64_t nbytes, std::uint32_t seed);
 
 std::int64_t in_seconds(double seconds);
+
+// Stops a process (SIGSTOP) and returns when none of its threads runs.
+void stop(pid_t process);
 
 // Puts and waits. Fails the test when either goes wrong.
 void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,

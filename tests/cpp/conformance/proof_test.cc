@@ -147,6 +147,9 @@ TEST_P(ProofTest, AStorageOfAnotherSizeThanTheHandleSaysIsNotWrittenTo) {
 }
 
 TEST_P(ProofTest, AFenceSlotThatIsNotOnTheOwnersBoardIsRefused) {
+  if (GetParam().sut.memory == MemoryKind::kPrivate && GetParam().mode == Mode::kProcesses) {
+    GTEST_SKIP() << "the relay is taken for another process before the fence matters";
+  }
   run_relayed(wire::Type::kAttached,
               [](auto body) {
                 Result<wire::Attached> attached = wire::decode_attached(body);

@@ -81,8 +81,7 @@ void ScatterTest::scatter(std::int64_t block_bytes, const std::vector<std::int64
   run(
       [&](Party& party) {
         auto engine = party.make_engine();
-        auto allocation =
-            engine->allocator().allocate(static_cast<std::uint64_t>(kBlocks * block_bytes)).take();
+        auto allocation = allocate(*engine, static_cast<std::uint64_t>(kBlocks * block_bytes));
         fill(allocation->data(), allocation->nbytes(), kBefore);
         const TensorSpec spec = blocks(allocation->data());
         OwnedMemory memory{allocation, engine->register_memory({&spec, 1}).take()};
@@ -142,7 +141,7 @@ TEST_P(PutTest, RowsWithGapsLandRowByRow) {
     run(
         [&](Party& party) {
           auto engine = party.make_engine();
-          auto allocation = engine->allocator().allocate(kRows * 164).take();
+          auto allocation = allocate(*engine, kRows * 164);
           fill(allocation->data(), allocation->nbytes(), kBefore);
           const TensorSpec spec = rows(allocation->data(), target_pitch);
           OwnedMemory memory{allocation, engine->register_memory({&spec, 1}).take()};
@@ -179,10 +178,10 @@ TEST_P(PutTest, TensorsOfAGroupAndSeveralItemsLandInTheirOwnMemory) {
   run(
       [&](Party& party) {
         auto engine = party.make_engine();
-        std::vector<std::shared_ptr<SharedAllocation>> allocations;
+        std::vector<std::shared_ptr<TestMemory>> allocations;
         std::vector<TensorSpec> specs;
         for (const std::string& name : names) {
-          allocations.push_back(engine->allocator().allocate(kEach).take());
+          allocations.push_back(allocate(*engine, kEach));
           TensorSpec spec;
           spec.name = name;
           spec.shape = {kEach};

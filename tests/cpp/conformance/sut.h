@@ -9,15 +9,26 @@
 
 namespace kvzc::conformance {
 
+// What the owner's memory is in the tests.
+enum class MemoryKind {
+  kSharable,  // As kvzc.empty() gives it.
+  kPrivate    // As malloc() does.
+};
+
 struct Sut {
   std::string name;
   std::function<EngineOptions()> options;
+  MemoryKind memory = MemoryKind::kSharable;
 };
 
 // Each is defined in one small file of tests/cpp/sut.
 Sut sut_shm();
 Sut sut_shm_small_chunks();
+Sut sut_shm_private();
+Sut sut_fault();
 
-inline std::vector<Sut> all_suts() { return {sut_shm(), sut_shm_small_chunks()}; }
+inline std::vector<Sut> all_suts() {
+  return {sut_shm(), sut_shm_small_chunks(), sut_shm_private(), sut_fault()};
+}
 
 }  // namespace kvzc::conformance

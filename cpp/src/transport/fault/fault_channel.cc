@@ -58,12 +58,15 @@ FaultChannel::~FaultChannel() {
     std::lock_guard lock(shop_.mutex);
     shop_.channels.erase(this);
   }
-  shop_.timer.forget(this);
   std::vector<Stranded> stranded;
   strand_all(Status(Code::kClosed, "the channel is closed"), &stranded);
   end_all(shop_, stranded);
-  std::unique_lock lock(mutex_);
-  is_empty_.wait(lock, [this] { return voyages_.empty(); });
+  {
+    std::unique_lock lock(mutex_);
+    is_empty_.wait(lock, [this] { return voyages_.empty(); });
+  }
+  // Last: without a voyage nothing asks the timer for anything.
+  shop_.timer.forget(this);
 }
 
 // --- The way of an operation ---
@@ -73,8 +76,8 @@ void FaultChannel::post(Operation& operation) {
   // One reference for the voyage, one for this look at it: it may end on another thread meanwhile.
   operations.retain(operation);
   operations.retain(operation);
-  const auto voyage =
-      std::make_shared<Voyage>(*this, operation, shop_.dice.trouble_for(operation), now_ns());
+  Trouble trouble = shop_.dice.trouble_for(operation);
+  const auto voyage = std::make_shared<Voyage>(*this, operation, std::move(trouble), now_ns());
   if (voyage->trouble.fails_at_once) operation.fail(injected("the post failed"));
   {
     std::lock_guard lock(mutex_);
@@ -84,11 +87,14 @@ void FaultChannel::post(Operation& operation) {
   if (most != 0 && posts_.fetch_add(1) >= most) fall_silent();
   // From here on it may be aborted. Whoever failed it before that is seen by the next look.
   operation.channel.store(this, std::memory_order_seq_cst);
-  advance(voyage);
+  advance(voyage, Turn::kPost);
   operations.release(operation);
 }
 
-void FaultChannel::advance(const VoyagePtr& voyage) {
+void FaultChannel::advance(const VoyagePtr& voyage, Turn turn) {
+  // Whoever posts begins no stripe that is delayed, and the timer one at a time: many transfers
+  // that travel together are mixed, and a post does not last as long as all its copies.
+  bool is_time = turn == Turn::kTimer || shop_.options.most_delay_seconds == 0;
   if (Status why = inner_->lost(); !why.is_ok()) voyage->operation.fail(std::move(why));
   std::unique_lock lock(mutex_);
   while (voyage->next < voyage->trouble.cuts.size()) {
@@ -98,10 +104,8 @@ void FaultChannel::advance(const VoyagePtr& voyage) {
     }
     if (is_silent_.load(std::memory_order_acquire)) return;
     const std::int64_t due_ns = voyage->posted_ns + voyage->trouble.cuts[voyage->next].delay_ns;
-    if (due_ns > now_ns() &&
-        shop_.timer.run_at(due_ns, this, [this, voyage] { on_time(voyage); })) {
-      return;
-    }
+    if (!is_time && shop_.timer.run_at(due_ns, this, [this, voyage] { on_time(voyage); })) return;
+    is_time = shop_.options.most_delay_seconds == 0;
     Stripe& stripe = begin_stripe(voyage);
     lock.unlock();
     inner_->post(stripe);
@@ -193,7 +197,7 @@ void FaultChannel::on_time(const VoyagePtr& voyage) {
     operation.retain();
   }
   OperationSink& operations = shop_.host.operations;
-  advance(voyage);
+  advance(voyage, Turn::kTimer);
   operations.release(operation);
 }
 

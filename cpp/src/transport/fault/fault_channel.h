@@ -86,6 +86,7 @@ class FaultChannel final : public Channel {
     inner_->wait_for_credit(tag_bytes, timeout_ns);
   }
   void send_tag(const Tag& tag, Code code) override;
+  Status look_at_grant(FenceTicket grant) override { return inner_->look_at_grant(grant); }
   void drain() override;
   void grant_credits(std::uint32_t count) override { inner_->grant_credits(count); }
   Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) override {
@@ -119,9 +120,10 @@ class FaultChannel final : public Channel {
 
  private:
 
-  // Begins what is due, then looks whether it is over. Requires of these: the caller holds a
-  // reference to the operation.
-  void advance(const VoyagePtr& voyage);
+  enum class Turn { kPost, kTimer };
+  // Begins what is due, then looks whether all is over. Requires of this and the next: the caller
+  // holds a reference to the operation.
+  void advance(const VoyagePtr& voyage, Turn turn);
   // Ends it if it is through and nothing holds its end back.
   void settle(const VoyagePtr& voyage);
   void tell_end(Operation& operation);

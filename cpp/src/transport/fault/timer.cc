@@ -51,16 +51,20 @@ bool Timer::run_at(std::int64_t at_ns, const void* owner, Task task) {
 void Timer::forget(const void* owner) {
   std::vector<Task> dropped;  // Let go of after the lock.
   std::unique_lock lock(mutex_);
-  for (auto at = entries_.begin(); at != entries_.end();) {
-    if (at->second.owner == owner) {
-      dropped.push_back(std::move(at->second.task));
-      at = entries_.erase(at);
-    } else {
-      ++at;
+  const auto drop = [&] {
+    for (auto at = entries_.begin(); at != entries_.end();) {
+      if (at->second.owner == owner) {
+        dropped.push_back(std::move(at->second.task));
+        at = entries_.erase(at);
+      } else {
+        ++at;
+      }
     }
-  }
+  };
+  drop();
   if (thread_id_ == std::this_thread::get_id()) return;
   has_run_.wait(lock, [&] { return running_ != owner; });
+  drop();  // What it asked for while it ran.
 }
 
 void Timer::stop() {

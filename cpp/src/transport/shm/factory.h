@@ -7,6 +7,6 @@
 
 namespace kvzc::shm {
 
-std::unique_ptr<Transport> make_transport(TransportHost& host);
+Result<std::unique_ptr<Transport>> make_transport(TransportHost& host);
 
 }  // namespace kvzc::shm

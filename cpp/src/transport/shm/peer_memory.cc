@@ -56,7 +56,8 @@ std::string reason_for(int error_number, const PeerProcess& owner) {
            "this process CAP_SYS_PTRACE";
   }
   struct stat info;
-  const std::string process = "/proc/" + std::to_string(owner.pid);
+  // The files below it belong to root when the process is not dumpable; the folder itself does not.
+  const std::string process = "/proc/" + std::to_string(owner.pid) + "/stat";
   if (stat(process.c_str(), &info) == 0 && info.st_uid != owner.uid) {
     return "the owner's process is not dumpable (prctl(PR_SET_DUMPABLE, 0), or a set-user-id "
            "program), so that others may not reach into it";
@@ -79,10 +80,20 @@ Status refused(int error_number, const PeerProcess& owner) {
 
 }  // namespace
 
+int OtherProcessMemory::look_at_owner() const {
+  if (owner_.pidfd >= 0 && has_exited(owner_.pidfd)) return ESRCH;
+  PrivateAddress::Witness seen;
+  const iovec here{seen.data(), seen.size()};
+  const iovec there{reinterpret_cast<void*>(address_.witness_at), seen.size()};
+  const ssize_t got = process_vm_readv(owner_.pid, &here, 1, &there, 1, 0);
+  if (got < 0 && errno != EFAULT) return errno;
+  return got == static_cast<ssize_t>(seen.size()) && seen == address_.witness ? 0 : ESRCH;
+}
+
 Result<std::shared_ptr<RemoteMemory>> OtherProcessMemory::open(const PeerProcess& owner,
-                                                               std::uint64_t address,
+                                                               const PrivateAddress& address,
                                                                std::uint64_t nbytes) {
-  if (nbytes == 0 || address > UINT64_MAX - nbytes) {
+  if (nbytes == 0 || address.data > UINT64_MAX - nbytes) {
     return Status(Code::kProtocol, "the peer described memory that wraps around");
   }
   if (owner.pid <= 0) {
@@ -92,23 +103,24 @@ Result<std::shared_ptr<RemoteMemory>> OtherProcessMemory::open(const PeerProcess
                               "(docker: --pid). ") +
                       kRemedy);
   }
-  std::shared_ptr<OtherProcessMemory> memory(new OtherProcessMemory(owner, address, nbytes));
-  // One byte shows the right to all: the check is the same for reading and writing.
-  std::byte probe;
-  iovec here{&probe, 1};
-  iovec there{reinterpret_cast<void*>(address), 1};
-  if (process_vm_readv(owner.pid, &here, 1, &there, 1, 0) != 1) {
-    switch (errno) {
-      case EFAULT:
-        return Status(Code::kTransportUnavailable,
-                      "shm: the owner's memory is not mapped there any more");
-      case ESRCH:
-        return Status(Code::kTransportUnavailable, "shm: the owner's process is gone");
-      default:
-        return refused(errno, owner);
-    }
+  const std::shared_ptr<OtherProcessMemory> memory(
+      new OtherProcessMemory(owner, address, nbytes));
+  switch (const int error = memory->look_at_owner()) {
+    case 0:
+      break;
+    case ESRCH:
+      return Status(Code::kTransportUnavailable,
+                    "shm: process " + std::to_string(owner.pid) +
+                        ", at the other end of the connection, is gone or is not the one that owns "
+                        "the private memory (a relay?)");
+    default:
+      return refused(error, owner);
   }
-  return std::shared_ptr<RemoteMemory>(std::move(memory));
+  if (owner.pid == getpid()) {
+    return std::shared_ptr<RemoteMemory>(std::make_shared<OwnProcessMemory>(
+        reinterpret_cast<std::byte*>(address.data), nbytes));
+  }
+  return std::shared_ptr<RemoteMemory>(memory);
 }
 
 Status OtherProcessMemory::copy(Direction direction, std::span<const Piece> pieces) const {
@@ -121,12 +133,12 @@ Status OtherProcessMemory::copy(Direction direction, std::span<const Piece> piec
       const Piece& piece = pieces[count];
       const std::uint64_t done = count == 0 ? skip : 0;
       local[count] = {piece.local + done, piece.nbytes - done};
-      remote[count] = {reinterpret_cast<void*>(address_ + piece.offset + done),
+      remote[count] = {reinterpret_cast<void*>(address_.data + piece.offset + done),
                        piece.nbytes - done};
       wanted += piece.nbytes - done;
     }
-    if (owner_.pidfd >= 0 && has_exited(owner_.pidfd)) {
-      return Status(Code::kPeerLost, "the owner's process has exited");
+    if (const int error = look_at_owner(); error == ESRCH) {
+      return Status(Code::kPeerLost, "the owner's process has exited, or runs another program now");
     }
     const auto call = direction == Direction::kPut ? process_vm_writev : process_vm_readv;
     const ssize_t moved = call(owner_.pid, local.data(), count, remote.data(), count, 0);

@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <span>
 
 #include "base/shared_memory.h"
@@ -33,6 +34,16 @@ class MappedMemory final : public PeerMemory {
   SharedMemory memory_;
 };
 
+// Where private memory lies, as its owner says. The witness shows that the process at the other end of
+// the connection is the one that owns the memory: bytes that it has at that address.
+struct PrivateAddress {
+  using Witness = std::array<std::byte, 16>;
+
+  std::uint64_t data = 0;
+  std::uint64_t witness_at = 0;
+  Witness witness{};
+};
+
 // Private memory of another engine in this very process.
 class OwnProcessMemory final : public PeerMemory {
  public:
@@ -53,18 +64,20 @@ class OwnProcessMemory final : public PeerMemory {
 // vanishes there is an error here, never a signal.
 class OtherProcessMemory final : public PeerMemory {
  public:
-  // Looks whether the kernel lets us. Errors: kTransportUnavailable with the reason and what would
-  // help.
-  static Result<std::shared_ptr<RemoteMemory>> open(const PeerProcess& owner, std::uint64_t address,
+  // Looks whether the kernel lets us, and whether it is the right process; one's own will do.
+  // Errors: kTransportUnavailable with the reason and what would help.
+  static Result<std::shared_ptr<RemoteMemory>> open(const PeerProcess& owner,
+                                                    const PrivateAddress& address,
                                                     std::uint64_t nbytes);
 
   std::uint64_t nbytes() const override { return nbytes_; }
   std::byte* data() const override { return nullptr; }
   std::optional<std::int64_t> offset_of(const MemoryPiece&) const override { return std::nullopt; }
 
-  // Copies between pieces of this process and as many bytes from `offsets` on. Looks before each
-  // call whether the process still lives, so that a later one of the same number is never written
-  // to. Errors: kPeerLost; kSystem when the memory is not there any more.
+  // Copies between pieces of this process and of that one. Looks before each call whether it still
+  // is that process, by its pidfd and its witness, so that a later one of the same number, or
+  // another program in it, is not written to. Errors: kPeerLost; kSystem when the memory is not
+  // there any more.
   struct Piece {
     std::byte* local;
     std::uint64_t offset;
@@ -73,11 +86,13 @@ class OtherProcessMemory final : public PeerMemory {
   Status copy(Direction direction, std::span<const Piece> pieces) const;
 
  private:
-  OtherProcessMemory(const PeerProcess& owner, std::uint64_t address, std::uint64_t nbytes)
+  OtherProcessMemory(const PeerProcess& owner, const PrivateAddress& address, std::uint64_t nbytes)
       : owner_(owner), address_(address), nbytes_(nbytes) {}
+  // Gives 0, or why the process cannot be reached: an errno value, ESRCH also for a wrong one.
+  int look_at_owner() const;
 
   const PeerProcess owner_;
-  const std::uint64_t address_;
+  const PrivateAddress address_;
   const std::uint64_t nbytes_;
 };
 

@@ -270,6 +270,11 @@ void ShmChannel::send_tag(const Tag& tag, Code code) {
   side_.doorbell.ring();
 }
 
+Status ShmChannel::look_at_grant(FenceTicket grant) {
+  const CopyGate gate{side_.fences.word(grant.slot), grant.epoch, &outbox_.page().reader.is_cut};
+  return is_open(gate) ? Status::ok() : why_shut();
+}
+
 // Nobody at the peer may be waiting or polling: its own thread then empties the ring into the
 // inbox. Asked for once per position of the head.
 void ShmChannel::kick_if_stuck(std::uint64_t head) {
@@ -332,11 +337,15 @@ bool ShmChannel::is_over(const ThreadLook& look) const {
 }
 
 Status ShmChannel::fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
-  const auto is_within = [grants](std::uint64_t mark) {
-    return mark != 0 &&
-           std::binary_search(
-               grants.begin(), grants.end(), FenceTicket{BusyMark::grant_slot(mark), 0},
-               [](const FenceTicket& a, const FenceTicket& b) { return a.slot < b.slot; });
+  // A slot that is in use again was left before: whoever is there now holds another grant.
+  const auto is_within = [&](std::uint64_t mark) {
+    if (mark == 0) return false;
+    const std::uint32_t slot = BusyMark::grant_slot(mark);
+    const auto grant =
+        std::lower_bound(grants.begin(), grants.end(), slot,
+                         [](const FenceTicket& each, std::uint32_t at) { return each.slot < at; });
+    return grant != grants.end() && grant->slot == slot &&
+           host_.fences.epoch(slot) == grant->epoch + 1;
   };
   for (const auto& place : side_.outbox.page().busy) {
     // One chunk takes some ten microseconds: look often at first, then make room for the writer.
@@ -347,7 +356,7 @@ Status ShmChannel::fence(std::span<const FenceTicket> grants, std::int64_t deadl
         continue;
       }
       const std::uint64_t mark = place.mark.load(std::memory_order_seq_cst);
-      if (looks % 32 == 0 && mark != 0 && is_over(look_at(mark))) break;
+      if ((looks - kQuickLooks) % 32 == 0 && mark != 0 && is_over(look_at(mark))) break;
       if (now_ns() >= deadline_ns) {
         return Status(Code::kTimedOut, "it was still writing through the grant");
       }

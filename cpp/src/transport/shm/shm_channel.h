@@ -35,6 +35,7 @@ class ShmChannel final : public Channel {
   void return_credit(std::size_t tag_bytes) override;
   void wait_for_credit(std::size_t tag_bytes, std::int64_t timeout_ns) override;
   void send_tag(const Tag& tag, Code code) override;
+  Status look_at_grant(FenceTicket grant) override;
   void drain() override;
   void grant_credits(std::uint32_t count) override;
   Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) override;

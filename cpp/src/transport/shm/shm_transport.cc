@@ -1,9 +1,8 @@
 // Set-up of the shared-memory transport: what peers exchange once.
 
-#include <unistd.h>
-
 #include "base/bytes.h"
 #include "base/process.h"
+#include "base/sha256.h"
 #include "base/shared_memory.h"
 #include "transport/shm/copy_pool.h"
 #include "transport/shm/factory.h"
@@ -81,6 +80,8 @@ class ShmTransport final : public Transport {
   explicit ShmTransport(TransportHost& host)
       : host_(host), pool_(host.tuning.copy_threads, host.operations) {}
 
+  Status start() { return fill_random(witness_); }
+
   const char* name() const override { return "shm"; }
 
   Result<Blob> describe(const MemoryPiece& piece) override {
@@ -89,6 +90,8 @@ class ShmTransport final : public Transport {
     if (piece.shared == nullptr) {
       out.u8(kPrivate);
       out.u64(reinterpret_cast<std::uint64_t>(piece.data));
+      out.u64(reinterpret_cast<std::uint64_t>(witness_.data()));
+      out.raw(witness_);
       blob.bytes = out.take();
       return blob;
     }
@@ -105,12 +108,11 @@ class ShmTransport final : public Transport {
     ByteReader in(description.bytes);
     const std::uint8_t kind = in.u8();
     if (kind == kPrivate && description.fds.empty()) {
-      const std::uint64_t address = in.u64();
+      PrivateAddress address;
+      address.data = in.u64();
+      address.witness_at = in.u64();
+      address.witness = in.array<16>();
       if (!in.is_good()) return Status(Code::kProtocol, "the peer's description is incomplete");
-      if (owner.pid == getpid()) {
-        return std::shared_ptr<RemoteMemory>(
-            std::make_shared<OwnProcessMemory>(reinterpret_cast<std::byte*>(address), nbytes));
-      }
       return OtherProcessMemory::open(owner, address, nbytes);
     }
     if (kind != kSealed || !in.is_good() || description.fds.size() != 1) {
@@ -135,12 +137,15 @@ class ShmTransport final : public Transport {
  private:
   TransportHost& host_;
   CopyPool pool_;
+  PrivateAddress::Witness witness_{};
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_transport(TransportHost& host) {
-  return std::make_unique<ShmTransport>(host);
+Result<std::unique_ptr<Transport>> make_transport(TransportHost& host) {
+  auto transport = std::make_unique<ShmTransport>(host);
+  if (Status filled = transport->start(); !filled.is_ok()) return filled;
+  return std::unique_ptr<Transport>(std::move(transport));
 }
 
 }  // namespace kvzc::shm
