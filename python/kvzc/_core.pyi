@@ -541,7 +541,8 @@ class Grant:
             it. The grant is revoked all the same, but the memory is in quarantine (see stats()):
             do not use it before a later revoke() has returned.
         force: cut such a peer off instead: its transfers fail, its connection closes, and not one
-            more byte of it lands. Raises Unsupported, with the reason, where that cannot be had.
+            more byte of it lands; it stays lost to this engine until it makes another engine. Raises
+            Unsupported, with the reason, where that cannot be had.
         """
     @property
     def access(self) -> str:
@@ -679,7 +680,8 @@ class Region:
             it. The grant is revoked all the same, but the memory is in quarantine (see stats()):
             do not use it before a later revoke() has returned.
         force: cut such a peer off instead: its transfers fail, its connection closes, and not one
-            more byte of it lands. Raises Unsupported, with the reason, where that cannot be had.
+            more byte of it lands; it stays lost to this engine until it makes another engine. Raises
+            Unsupported, with the reason, where that cannot be had.
         """
     @property
     def closed(self) -> bool:

@@ -18,6 +18,11 @@ LIMIT_S = 60.0  # Nothing in these tests takes this long; what does, hangs.
 
 State = SimpleNamespace
 
+# Processes are forked from one that has all this imported and never had an engine: a spawned one
+# takes a second to come up, these 30 ms.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["hypothesis", "kvzc", "ml_dtypes", "numpy", "pytest", "torch"])
+
 
 class PeerError(AssertionError):
     """A function of the other process raised; the text is its traceback."""
@@ -45,9 +50,8 @@ class Peer:
     """
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._pipe, theirs = _context.Pipe()
+        self._process = _context.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -97,6 +101,31 @@ class Peer:
         except AssertionError:
             self.kill()
         self._process.close()
+
+
+def states(pid: int) -> set[str]:
+    """States of a process's threads, as in proc(5)."""
+    out = set()
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        path = f"/proc/{pid}/task/{thread}/stat"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(path) as stat:
+            out.add(stat.read().rpartition(")")[2].split()[0])
+    return out
+
+
+def stop(peer: Peer) -> None:
+    """Stops a process and returns when all its threads stand."""
+    peer.signal(signal.SIGSTOP)
+    until(lambda: states(peer.pid) == {"T"})  # The signal takes its time to each of them.
+
+
+@contextlib.contextmanager
+def stopped(peer: Peer) -> Iterator[None]:
+    try:
+        stop(peer)
+        yield
+    finally:
+        peer.signal(signal.SIGCONT)
 
 
 @dataclass

@@ -316,13 +316,17 @@ def test_memory_outside_every_region_is_counted(engine: kvzc.Engine) -> None:
         assert engine.stats()["storages"] == 1
 
 
-def test_only_memory_from_empty_is_a_target_and_the_text_says_so(engine: kvzc.Engine) -> None:
+def test_a_region_says_how_peers_reach_it_and_what_would_be_faster(engine: kvzc.Engine) -> None:
     with engine.register(torch.zeros(8)) as region:
+        assert region.path.startswith("private")
         assert "kvzc.empty" in region.path
-        with pytest.raises(kvzc.TransportUnavailable, match=r"kvzc\.empty"):
-            engine.put(torch.ones(8), region.handle()).wait()
+        assert "kvzc.share" in region.path
+        engine.put(torch.ones(8), region.handle()).wait()
     with engine.register(kvzc.empty(8, torch.float32)) as region:
         assert region.path.startswith("mapped")
+    mixed = {"a": kvzc.empty(8, "uint8"), "b": np.zeros(8)}
+    with engine.register(mixed) as region:
+        assert region.path.startswith("private")
 
 
 def test_many_registrations_leave_nothing(engine: kvzc.Engine) -> None:

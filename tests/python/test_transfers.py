@@ -11,7 +11,7 @@ import kvzc
 import numpy as np
 import pytest
 import torch
-from helpers import Peer, State, run_script, until
+from helpers import Peer, State, open_files, run_script, stopped, until
 
 MIB = 1 << 20
 LARGE = 96 * MIB
@@ -76,8 +76,10 @@ def test_counters_count(engine: kvzc.Engine, small: Any) -> None:
     before = engine.stats()
     for _ in range(5):
         engine.put(ONES, small).wait()
-    with engine.register(torch.zeros(2)) as private, pytest.raises(kvzc.TransportUnavailable):
-        engine.put(torch.ones(2), private.handle()).wait()
+    with engine.register(torch.zeros(2)) as closed:
+        handle = closed.handle()
+    with pytest.raises(kvzc.Revoked):
+        engine.put(torch.ones(2), handle).wait()
     after = engine.stats()
     grown = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     grown.pop("peers", None)
@@ -179,17 +181,18 @@ def test_wait_for_the_first_does_not_wait_for_the_rest(large: Any) -> None:
 def test_wait_raises_the_first_error_and_the_others_end_too(
     engine: kvzc.Engine, small: Any
 ) -> None:
-    with engine.register(torch.zeros(8, dtype=torch.uint8)) as private:
-        good, bad = engine.put(ONES, small), engine.put(ONES, private.handle())
-        with pytest.raises(kvzc.TransportUnavailable):
-            kvzc.wait([good, bad])
-        assert good.done
-        assert bad.done
-        assert isinstance(bad.error, kvzc.TransportUnavailable)
-        for _ in range(2):  # The end is one and stays.
-            with pytest.raises(kvzc.TransportUnavailable):
-                bad.wait(0)
-        assert kvzc.wait([good]) == [good]
+    with engine.register(torch.zeros(8, dtype=torch.uint8)) as closed:
+        handle = closed.handle()
+    good, bad = engine.put(ONES, small), engine.put(ONES, handle)
+    with pytest.raises(kvzc.Revoked):
+        kvzc.wait([good, bad])
+    assert good.done
+    assert bad.done
+    assert isinstance(bad.error, kvzc.Revoked)
+    for _ in range(2):  # The end is one and stays.
+        with pytest.raises(kvzc.Revoked):
+            bad.wait(0)
+    assert kvzc.wait([good]) == [good]
 
 
 def test_two_threads_may_wait_for_one_transfer(large: Any) -> None:
@@ -463,28 +466,37 @@ def test_the_own_inbox_pushes_back_too_and_a_poll_in_another_thread_frees_it() -
         assert len(engine.arrivals.wait(b"t", 2)) == 2
 
 
-def test_a_transfer_that_waits_for_room_ends_when_its_engine_closes() -> None:
-    """It was accepted before the connection stood, so nobody could tell that the inbox was full."""
-    with kvzc.Engine(arrival_depth=1) as owner:
-        region = owner.register(kvzc.empty(8, "uint8"))
-        writer = kvzc.Engine(default_timeout=4)
-        transfers = [writer.put(ONES, region.handle(), notify=b"t") for _ in range(3)]
-        transfers[0].wait()
-        start = time.monotonic()
-        writer.close()
-        assert time.monotonic() - start < 2
-        assert all(transfer.done for transfer in transfers)
+def close_region(state: State) -> None:
+    state.region.close()
 
 
-def test_a_transfer_that_waits_for_room_ends_when_its_handle_is_revoked() -> None:
-    with kvzc.Engine(arrival_depth=1) as owner:
-        region = owner.register(kvzc.empty(8, "uint8"))
-        with kvzc.Engine(default_timeout=4) as writer:
-            transfers = [writer.put(ONES, region.handle(), notify=b"t") for _ in range(3)]
-            transfers[0].wait()
-            region.close()
-            with pytest.raises(kvzc.Revoked):
-                transfers[2].wait()
+def three_puts_into_room_for_one(
+    peer: Peer, writer: kvzc.Engine, **last: Any
+) -> list[kvzc.Transfer]:
+    """They are accepted before the connection stands, when nobody can tell that it is full."""
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 1))
+    with stopped(peer):
+        transfers = [writer.put(ONES, handle, notify=b"t") for _ in range(2)]
+        transfers.append(writer.put(ONES, handle, notify=b"t", **last))
+    transfers[0].wait()
+    return transfers
+
+
+def test_a_transfer_that_waits_for_room_ends_when_its_engine_closes(peer: Peer) -> None:
+    writer = kvzc.Engine(default_timeout=10)
+    transfers = three_puts_into_room_for_one(peer, writer)
+    start = time.monotonic()
+    writer.close()
+    assert time.monotonic() - start < 2
+    assert all(transfer.done for transfer in transfers)
+
+
+def test_a_transfer_that_waits_for_room_ends_when_its_handle_is_revoked(peer: Peer) -> None:
+    with kvzc.Engine(default_timeout=10) as writer:
+        transfers = three_puts_into_room_for_one(peer, writer)
+        peer.call(close_region)
+        with pytest.raises(kvzc.Revoked):
+            transfers[2].wait()
 
 
 def test_no_more_transfers_run_than_the_engine_was_made_for(large: Any) -> None:
@@ -569,6 +581,267 @@ def test_a_transfer_that_waits_for_a_connection_can_be_cancelled() -> None:
             owner.signal(signal.SIGCONT)
             engine.put(ONES * 2, handle).wait(10)
             assert owner.call(poll_after, 0)[1] == [2] * 8
+
+
+# ---- deadlines ----
+
+
+def test_a_deadline_cancels_by_itself_and_the_tag_says_so(engine: kvzc.Engine, peer: Peer) -> None:
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 4))
+    with stopped(peer):
+        start = time.monotonic()
+        transfer = engine.put(ONES, handle, notify=b"late", deadline=0.2)
+        with pytest.raises(kvzc.Cancelled, match="deadline"):
+            transfer.wait(20)
+        assert 0.15 < time.monotonic() - start < 5
+        assert transfer.quiet
+        assert isinstance(transfer.error, kvzc.Cancelled)
+    assert peer.call(take_error, b"late") == "Cancelled"
+    assert peer.call(poll_after, 0) == ([], [0] * 8)
+    assert engine.stats() | {"transfers_cancelled": 1, "transfers_running": 0} == engine.stats()
+
+
+def take_error(state: State, tag: bytes) -> str:
+    return type(state.engine.arrivals.wait(tag).error).__name__
+
+
+def test_a_deadline_that_is_now_does_not_wait_for_a_peer_that_does_not_answer(peer: Peer) -> None:
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 100))
+    with kvzc.Engine(default_timeout=10, connect_timeout=4) as engine:
+        start = time.monotonic()
+        with stopped(peer):
+            transfers = [
+                engine.put(ONES, handle, deadline=deadline, notify=b"t")
+                for deadline in [0, 0.0, 1e-9, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 1e-3]
+            ]
+            for transfer in transfers:
+                with pytest.raises(kvzc.Cancelled, match="deadline"):
+                    transfer.wait()
+            assert time.monotonic() - start < 3
+        for _ in transfers:
+            assert peer.call(take_error, b"t") == "Cancelled"
+    assert peer.call(poll_after, 0) == ([], [0] * 8)
+
+
+def test_what_is_done_in_time_is_done(engine: kvzc.Engine, small: Any) -> None:
+    transfers = [engine.put(ONES, small, deadline=0.1, notify=b"t") for _ in range(20)]
+    target = np.zeros(8, np.uint8)
+    transfers.append(engine.get(target, small, deadline=0.1, notify=b"t"))
+    transfers.append(engine.notify(small, b"t", deadline=0.1))
+    kvzc.wait(transfers)
+    time.sleep(0.2)
+    assert all(transfer.error is None for transfer in transfers)
+    assert {a.error for a in engine.arrivals.wait(b"t", len(transfers))} == {None}
+    assert target.tolist() == [1] * 8
+    assert engine.stats()["transfers_cancelled"] == 0
+
+
+def test_a_deadline_in_mid_copy_leaves_both_sides_at_rest(large: Any) -> None:
+    source = np.full(LARGE, 5, np.uint8)
+    caught = 0
+    with (
+        kvzc.Engine(default_timeout=20, copy_threads=1) as engine,
+        engine.register(large) as region,
+    ):
+        handle = region.handle()
+        engine.connect(handle)
+        for round_ in range(30):
+            transfer = engine.put(
+                source, handle, deadline=0.0005 * (1 + round_ % 6), notify=b"%d" % round_
+            )
+            until(lambda transfer=transfer: transfer.done)
+            large[:] = 1
+            arrival = engine.arrivals.wait(b"%d" % round_)
+            assert type(arrival.error) is type(transfer.error)
+            if transfer.error is not None:
+                assert "deadline" in str(transfer.error)
+                caught += 1
+            time.sleep(0.001)
+            assert (large == 1).all()
+            if caught == 3:
+                break
+        assert caught > 0
+        assert engine.stats()["transfers_running"] == 0
+
+
+def test_ten_thousand_deadlines_leave_nothing(engine: kvzc.Engine, small: Any) -> None:
+    engine.connect(small)
+    before = engine.stats()
+    files = open_files()
+    for _ in range(10_000):
+        engine.put(ONES, small, deadline=60).wait()
+    after = engine.stats()
+    assert after["transfers_done"] - before["transfers_done"] == 10_000
+    assert after["transfers_running"] == after["transfers_cancelled"] == 0
+    assert open_files() == files
+
+
+def test_a_thousand_deadlines_pass_at_once_and_in_any_order(
+    engine: kvzc.Engine, peer: Peer
+) -> None:
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 4))
+    seconds = np.random.default_rng(1).uniform(0.05, 0.4, 1000)
+    with stopped(peer):
+        transfers = [engine.put(ONES, handle, deadline=each) for each in seconds]
+        until(lambda: all(transfer.done for transfer in transfers))
+        assert {str(transfer.error) for transfer in transfers} == {str(transfers[0].error)}
+        lateness = [
+            (t.done_ns or 0) - t.submitted_ns - each * 1e9
+            for t, each in zip(transfers, seconds, strict=True)
+        ]
+        assert min(lateness) >= -1e6  # Never early.
+    assert engine.stats() | {"transfers_running": 0, "transfers_cancelled": 1000} == engine.stats()
+    engine.put(ONES, handle).wait()
+
+
+def test_a_deadline_ends_a_transfer_that_waits_for_room(peer: Peer) -> None:
+    with kvzc.Engine(default_timeout=10) as writer:
+        transfers = three_puts_into_room_for_one(peer, writer, deadline=0.3)
+        with pytest.raises(kvzc.Cancelled, match="deadline"):
+            transfers[2].wait()
+        ends = [peer.call(take_error, b"t") for _ in transfers]
+        assert sorted(ends) == ["Cancelled", "NoneType", "NoneType"]
+
+
+@pytest.mark.parametrize("deadline", [-1, -0.001, math.nan, -math.inf])
+def test_a_deadline_that_is_no_time_is_a_value_error(
+    engine: kvzc.Engine, small: Any, deadline: float
+) -> None:
+    for use in (
+        lambda: engine.put(ONES, small, deadline=deadline),
+        lambda: engine.get(bytearray(8), small, deadline=deadline),
+        lambda: engine.put_many([(ONES, small)], deadline=deadline),
+        lambda: engine.get_many([(bytearray(8), small)], deadline=deadline),
+        lambda: engine.notify(small, b"t", deadline=deadline),
+        lambda: small.notify(b"t", deadline=deadline, engine=engine),
+    ):
+        with pytest.raises(ValueError, match="seconds"):
+            use()
+    with pytest.raises(TypeError):
+        engine.put(ONES, small, deadline="1")  # type: ignore[arg-type]
+    assert engine.stats()["transfers_done"] == 0
+    engine.put(ONES, small, deadline=math.inf).wait()
+
+
+# ---- tags without data ----
+
+
+def test_a_tag_can_be_sent_alone_in_three_ways(engine: kvzc.Engine, peer: Peer) -> None:
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 100))
+    other = engine.connect(handle)
+    sends = [
+        lambda tag: engine.notify(handle, tag),
+        lambda tag: engine.notify(handle[2:4], tag),
+        lambda tag: engine.notify(other, tag),
+        lambda tag: handle.notify(tag, engine=engine),
+        lambda tag: handle[:0].notify(tag, engine=engine),
+        lambda tag: other.notify(tag),
+    ]
+    for i, send in enumerate(sends):
+        transfer = send(b"%d" % i)
+        transfer.wait()
+        assert (transfer.nbytes, transfer.runs) == (0, 0)
+        assert transfer.error is None
+    assert peer.call(all_tags, len(sends)) == [b"%d" % i for i in range(len(sends))]
+    assert peer.call(poll_after, 0)[1] == [0] * 8
+
+
+def test_a_tag_goes_back_to_whoever_sent_one(engine: kvzc.Engine, peer: Peer) -> None:
+    with engine.register(kvzc.empty(8, "uint8")) as region:
+        peer.call(full_inbox, 100)
+        peer.call(send_and_await_answer, region.handle().to_text())
+        sender = engine.arrivals.wait(b"question").peer
+        assert sender.pid == peer.pid
+        sender.notify(b"answer").wait()
+        assert peer.call(take_error, b"answer") == "NoneType"
+
+
+def send_and_await_answer(state: State, text: str) -> None:
+    kvzc.RemoteHandle.from_text(text).notify(b"question", engine=state.engine).wait(10)
+
+
+def test_a_tag_comes_after_those_before_it(engine: kvzc.Engine, small: Any) -> None:
+    with kvzc.Engine(default_timeout=10) as writer:
+        owner = writer.connect(small)
+        for i in range(200):
+            writer.put(ONES, small, notify=b"data %d" % i).wait()
+            owner.notify(b"tag %d" % i).wait()
+        tags = [arrival.tag for _ in range(10) for arrival in engine.arrivals.poll()]
+    assert tags == [b"%s %d" % (word, i) for i in range(200) for word in (b"data", b"tag")]
+
+
+@pytest.mark.parametrize("access", ["put", "get", "both"])
+def test_a_tag_needs_no_particular_access(engine: kvzc.Engine, access: str) -> None:
+    with engine.register(kvzc.empty(8, "uint8")) as region:
+        handle = region.grant(access).handle()
+        engine.notify(handle, b"t").wait()
+        assert engine.arrivals.wait(b"t").error is None
+
+
+def test_a_tag_goes_from_the_default_engine_when_none_is_named() -> None:
+    with kvzc.register(kvzc.empty(8, "uint8")) as region:
+        handle = region.handle()
+        handle.notify(b"n").wait()
+        assert kvzc.arrivals.wait(b"n", timeout=5).peer.name == kvzc.default_engine().name
+    kvzc.default_engine().close()
+
+
+def test_what_is_no_tag_or_no_target_is_refused(engine: kvzc.Engine, small: Any) -> None:
+    me = engine.connect(small)
+    for tag in (b"x" * 241, b"x" * 5000):
+        for use in (lambda t: engine.notify(small, t), me.notify, small.notify):
+            with pytest.raises(kvzc.InvalidArgument, match="240"):
+                use(tag)
+    for wrong in ("text", 5, None, bytearray(b"t")):
+        for use in (lambda t: engine.notify(small, t), me.notify, small.notify):
+            with pytest.raises(TypeError):
+                use(wrong)
+    for wrong in (5, None, "engine", ONES, engine):
+        with pytest.raises(TypeError):
+            engine.notify(wrong, b"t")  # type: ignore[arg-type]
+    assert engine.arrivals.poll() == []
+    kvzc.default_engine().close()
+
+
+def test_tags_alone_are_pushed_back_too(peer: Peer) -> None:
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 3))
+    with kvzc.Engine(default_timeout=5) as engine:
+        other = engine.connect(handle)
+        for i in range(3):
+            other.notify(b"%d" % i).wait()
+        for send in (lambda **how: other.notify(b"no", **how), lambda **how: handle.notify(
+            b"no", engine=engine, **how
+        )):  # fmt: skip
+            with pytest.raises(kvzc.WouldBlock, match="inbox"):
+                send(accept_timeout=0)
+            with pytest.raises(kvzc.TimedOut, match="nothing was posted"):
+                send(accept_timeout=0.1)
+        assert engine.stats()["transfers_running"] == 0
+        peer.start(poll_after, 0.2)
+        other.notify(b"3", accept_timeout=10).wait()
+        peer.result()
+        assert peer.call(all_tags, 2) == [b"2", b"3"]
+
+
+def test_a_tag_to_whoever_is_gone_is_an_error(engine: kvzc.Engine, peer: Peer) -> None:
+    handle = kvzc.RemoteHandle.from_text(peer.call(full_inbox, 3))
+    other = engine.connect(handle)
+    peer.kill()
+    until(lambda: other.lost)
+    for use in (
+        lambda: other.notify(b"t").wait(),
+        lambda: engine.notify(other, b"t").wait(),
+        lambda: handle.notify(b"t", engine=engine).wait(),
+    ):
+        start = time.monotonic()
+        with pytest.raises(kvzc.PeerLost):
+            use()
+        assert time.monotonic() - start < 2
+    with kvzc.Engine() as closed, closed.register(kvzc.empty(8, "uint8")) as region:
+        me = closed.connect(region.handle())
+    for use in (lambda: me.notify(b"t"), lambda: closed.notify(me, b"t")):
+        with pytest.raises(kvzc.Closed):
+            use()
 
 
 # ---- the interpreter goes on ----

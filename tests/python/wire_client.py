@@ -13,6 +13,7 @@ import mmap
 import os
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -167,7 +168,8 @@ class Wire:
         for file in files:
             self._close.callback(os.close, file)
         self.outbox = self._close.enter_context(mmap.mmap(files[0], OUTBOX_RING + RING_BYTES))
-        terms = struct.pack("<III", RING_BYTES, FENCE_SLOTS, self.arrival_depth)
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        terms = struct.pack("<IIIQ", RING_BYTES, FENCE_SLOTS, self.arrival_depth, namespace)
         return varint(1) + blob(b"shm") + blob(terms) + bytes([len(files)]), files
 
     def publish(self, tag: bytes) -> None:
@@ -187,8 +189,8 @@ class Wire:
         return int(struct.unpack_from("<Q", self.outbox, OUTBOX_HEAD)[0])
 
     def mark_busy(self, fence_slot: int) -> None:
-        """Says that we are writing through this grant."""
-        struct.pack_into("<Q", self.outbox, 0, fence_slot + 1)
+        """Says that this thread is writing through this grant."""
+        struct.pack_into("<II", self.outbox, 0, fence_slot + 1, threading.get_native_id())
 
     def mark_idle(self) -> None:
         struct.pack_into("<Q", self.outbox, 0, 0)
@@ -209,7 +211,8 @@ class Wire:
         """Makes memory of our own and tells the engine of it, as storage 1."""
         file = _memory(nbytes)
         self._close.callback(os.close, file)
-        road = blob(b"shm") + bytes([0]) + blob(b"") + blob(b"") + bytes([1])
+        sealed = bytes([1])
+        road = blob(b"shm") + bytes([0]) + blob(b"") + blob(sealed) + bytes([1])
         self.send(STORAGE, struct.pack("<QQ", 1, nbytes) + varint(1) + road, [file])
 
     def answer_attach(self, body: bytes, key: bytes, fence_slot: int = 0) -> None:
