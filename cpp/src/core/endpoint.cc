@@ -17,6 +17,8 @@ constexpr std::size_t kMostOutgoing = 16384;
 constexpr std::size_t kMostAttaching = 256;
 constexpr std::int64_t kConnectRetryNs = 5'000'000;
 constexpr std::int64_t kFirstDoubtNs = 1'000'000;
+// One bounded copy of a peer that runs takes some ten microseconds.
+constexpr std::int64_t kCutPatienceNs = 10'000'000;
 constexpr int kExitPatienceMs = 50;
 
 // Roles of proofs; one side's never serves as the other's.
@@ -104,11 +106,8 @@ Status Endpoint::fence(std::span<const FenceTicket> grants, std::int64_t deadlin
   return Status::ok();
 }
 
-Status Endpoint::cut_off(const Status& why, std::int64_t deadline_ns) {
+Status Endpoint::cut_channels(std::int64_t deadline_ns) {
   Status outcome;
-  for (const auto& channel : channels_) {
-    if (channel) channel->lose(why, PeerFate::kUnknown);
-  }
   for (const auto& channel : channels_) {
     if (!channel) continue;
     Status cut = channel->cut_off(deadline_ns);
@@ -116,6 +115,14 @@ Status Endpoint::cut_off(const Status& why, std::int64_t deadline_ns) {
       outcome = Status(cut.code(), peer_words() + ": " + std::string(cut.text()));
     }
   }
+  return outcome;
+}
+
+Status Endpoint::cut_off(const Status& why, std::int64_t deadline_ns) {
+  for (const auto& channel : channels_) {
+    if (channel) channel->lose(why, PeerFate::kUnknown);
+  }
+  const Status outcome = cut_channels(deadline_ns);
   const PeerFate fate = outcome.is_ok() ? PeerFate::kGone : PeerFate::kUnknown;
   host_.loop().post([self = shared_from_this(), why, fate] { self->say_bye(why, fate); });
   return outcome;
@@ -270,10 +277,7 @@ void Endpoint::read_to_the_end() {
 
 void Endpoint::settle_doubt(std::int64_t pause_ns) {
   if (!is_doubtful_) return;
-  const bool is_settled =
-      std::all_of(channels_.begin(), channels_.end(),
-                  [](const auto& channel) { return !channel || channel->cut_off(0).is_ok(); });
-  if (is_settled) return become_gone();
+  if (cut_channels(0).is_ok()) return become_gone();
   host_.loop().run_at(now_ns() + pause_ns, [self = shared_from_this(), pause_ns] {
     self->settle_doubt(std::min(2 * pause_ns, kSecondNs));
   });
@@ -780,6 +784,11 @@ void Endpoint::lose(Status why, PeerFate fate) {
   // The peer takes the end of the connection for the end of our writing, so that must be true. And
   // we wait for its end, unless it is known: until then it may still be writing.
   is_doubtful_ = fate == PeerFate::kUnknown && is_ready();
+  // When a peer is told to be lost its bytes have stopped. One that runs is out within a chunk.
+  if (is_doubtful_ && cut_channels(now_ns() + kCutPatienceNs).is_ok()) {
+    is_doubtful_ = false;
+    fate = PeerFate::kGone;
+  }
   if (!is_doubtful_ && pidfd_.is_valid()) host_.loop().unwatch(pidfd_.get());
   if (socket_.is_valid() && is_quiet) {
     if (is_doubtful_) {

@@ -130,6 +130,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Looks, again and again, whether a lost peer has come to rest.
   void settle_doubt(std::int64_t pause_ns);
   void become_gone();
+  Status cut_channels(std::int64_t deadline_ns);
   Status watch_process();
   static bool send_kick(void* self);
   PeerProcess process() const { return {credentials_.pid, credentials_.uid, pidfd_.get()}; }
