@@ -157,16 +157,10 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     Status region = close_region(record, deadline_ns);
     if (outcome.is_ok()) outcome = region;
   }
-  const Status goodbye(Code::kClosed, "its engine was closed");
-  if (look_at_quarantine()) {
-    // Nobody is served any more, so those who do not answer may as well be cut off.
-    for (const auto& endpoint : everyone()) {
-      (void)endpoint->cut_off(goodbye, std::max(deadline_ns, now_ns() + kCutPatienceNs));
-    }
-  }
-  loop_.post([this, goodbye] {
+  // Those who do not leave by themselves are cut off with it.
+  loop_.post([this] {
     for (const auto& endpoint : std::vector(endpoints_)) {
-      endpoint->say_bye(goodbye, PeerFate::kUnknown);
+      endpoint->say_bye(Status(Code::kClosed, "its engine was closed"), PeerFate::kUnknown);
     }
     loop_.unwatch(listener_.get());
     sockets_.remove(listener_.get());
@@ -181,14 +175,16 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   // Running copies have seen their channels lost by now and end with the next chunk.
   for (const auto& transport : transports_) transport->stop();
   doorbell_.ring();
-  if (look_at_quarantine()) {
+  const bool is_haunted = look_at_quarantine();
+  if (is_haunted) {
     std::lock_guard quarantine(quarantine_mutex_);
     keep_for_ever(quarantine_);
   }
   std::lock_guard tables(mutex_);
   if (has_arrivals_fd_) doorbell_.set_event();
   drained_ = std::make_shared<const Endpoints>();
-  doubtful_.clear();
+  // Whoever asks again must be told of those who are still within.
+  if (!is_haunted) doubtful_.clear();
   sockets_.forget_all();
   return outcome;
 }

@@ -326,6 +326,8 @@ TEST_P(StoppedWriterTest, AnEngineThatClosesCutsItOffAndKeepsNothing) {
     (void)engine.close(in_seconds(1));
     EXPECT_EQ(engine.stats().quarantined_bytes == 0, can_hold_stopped_writers());
     EXPECT_EQ(engine.stats().storages == 0, can_hold_stopped_writers());
+    // Whoever asks again is not told otherwise.
+    EXPECT_EQ(memory.region.close(in_seconds(0.02)).is_ok(), can_hold_stopped_writers());
     kill(writer, SIGCONT);
     return true;
   });
