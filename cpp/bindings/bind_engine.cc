@@ -1,6 +1,9 @@
 // Engines, and the module-level functions of the default one.
 
 #include <algorithm>
+#include <chrono>
+#include <future>
+#include <system_error>
 #include <variant>
 
 #include "bindings.h"
@@ -78,10 +81,30 @@ py::typing::Dict<py::str, py::int_> stats_dict(const EngineStats& stats) {
 }
 
 void close_engine(Engine& engine, std::int64_t deadline_ns) {
+  if (!engine.usable().is_ok()) return;
+  // On a thread of its own, so that this one sees Ctrl-C: then the close is hurried, not left.
+  std::future<Status> closed;
+  try {
+    closed = std::async(std::launch::async, [&] { return engine.close(deadline_ns); });
+  } catch (const std::system_error&) {
+    const GilRelease release;  // No thread is left; it has to do without.
+    closed = std::async(std::launch::deferred, [&] { return engine.close(deadline_ns); });
+    closed.wait();
+  }
   Status status;
-  {
+  const auto look = [&](std::int64_t) {
+    if (closed.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) {
+      return Status(Code::kWouldBlock, "closing");
+    }
+    status = closed.get();
+    return Status::ok();
+  };
+  try {
+    (void)wait_in_slices(INT64_MAX, look);
+  } catch (py::error_already_set&) {
     const GilRelease release;
-    status = engine.close(deadline_ns);
+    (void)engine.close(0);
+    throw;
   }
   release_waiting_objects();
   check(status);

@@ -240,7 +240,8 @@ class Engine {
   // the parent's end. Takes no lock.
   void after_fork_in_child();
   // Ends everything: transfers, grants, peers, threads. Idempotent. Errors: kTimedOut when a
-  // transfer or a peer did not come to rest in time; everything is closed all the same.
+  // transfer or a peer did not come to rest in time; everything is closed all the same. A call with
+  // an earlier deadline hurries one that waits on another thread.
   Status close(std::int64_t deadline_ns);
 
  private:

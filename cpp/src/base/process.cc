@@ -46,9 +46,9 @@ OwnedFd open_pidfd(int socket, std::int32_t pid) {
   return opened;
 }
 
-bool has_exited(int pidfd, int patience_ms) {
+bool has_exited(int pidfd) {
   pollfd look{pidfd, POLLIN, 0};
-  return poll(&look, 1, patience_ms) == 1 && (look.revents & POLLIN) != 0;
+  return poll(&look, 1, 0) == 1 && (look.revents & POLLIN) != 0;
 }
 
 ThreadLook look_at_thread(std::int32_t pid, std::int32_t thread, int pidfd) {

@@ -11,8 +11,8 @@ namespace kvzc {
 // Gives a descriptor that becomes readable when the process at the other end of a Unix socket has
 // exited; an invalid one where the kernel cannot give it.
 OwnedFd open_pidfd(int socket, std::int32_t pid);
-// Waits for it at most `patience_ms`. Thread: any. Cost: one system call.
-bool has_exited(int pidfd, int patience_ms = 0);
+// Thread: any. Cost: one system call.
+bool has_exited(int pidfd);
 
 // A thread of another process, as seen at one moment.
 struct ThreadLook {

@@ -19,7 +19,7 @@ constexpr std::int64_t kConnectRetryNs = 5'000'000;
 constexpr std::int64_t kFirstDoubtNs = 1'000'000;
 // One bounded copy of a peer that runs takes some ten microseconds.
 constexpr std::int64_t kCutPatienceNs = 10'000'000;
-constexpr int kExitPatienceMs = 50;
+constexpr std::int64_t kExitPatienceNs = 50'000'000;
 
 // Roles of proofs; one side's never serves as the other's.
 constexpr std::string_view kOwnerRole = "kvzc owner";
@@ -223,13 +223,26 @@ Status Endpoint::watch_process() {
 void Endpoint::on_exit() {
   const std::shared_ptr<Endpoint> self = shared_from_this();
   // What it said before the end still counts.
-  if (!is_lost()) on_events(EPOLLIN);
+  if (!is_lost() && !is_socket_closed_) on_events(EPOLLIN);
   if (!is_lost()) {
     has_peer_ended_ = true;
     lose(Status(Code::kPeerLost, peer_words() + " is gone: its process has exited or was killed"),
          PeerFate::kGone);
   }
   become_gone();
+}
+
+void Endpoint::on_end_of_connection() {
+  if (!pidfd_.is_valid()) return on_exit();
+  // A process closes its files a moment before it counts as exited; that is waited for, but by a
+  // timer: many may end at once.
+  close_socket();
+  if (has_exited(pidfd_.get())) return on_exit();
+  host_.loop().run_at(now_ns() + kExitPatienceNs, [self = shared_from_this()] {
+    self->lose(Status(Code::kPeerLost, self->peer_words() +
+                                           " has dropped its connection, though its process lives"),
+               PeerFate::kUnknown);
+  });
 }
 
 void Endpoint::on_events(std::uint32_t events) {
@@ -241,14 +254,7 @@ void Endpoint::on_events(std::uint32_t events) {
     if (!message.is_ok()) {
       if (message.status().code() == Code::kWouldBlock) break;
       if (message.status().code() == Code::kPeerLost && stage_ == Stage::kReady) {
-        // A process closes its files a moment before it counts as exited.
-        const bool has_ended = !pidfd_.is_valid() || has_exited(pidfd_.get(), kExitPatienceMs);
-        has_peer_ended_ = has_ended;
-        lose(Status(Code::kPeerLost,
-                    peer_words() + (has_ended
-                                        ? " is gone: its process has exited or was killed"
-                                        : " has dropped its connection, though its process lives")),
-             has_ended ? PeerFate::kGone : PeerFate::kUnknown);
+        on_end_of_connection();
       } else {
         lose(message.status(), PeerFate::kUnknown);
       }
@@ -295,6 +301,7 @@ void Endpoint::become_gone() {
 }
 
 void Endpoint::close_socket() {
+  if (std::exchange(is_socket_closed_, true)) return;
   host_.loop().unwatch(socket_.get());
   host_.sockets().remove(socket_.get());
   // Kicks may come from any thread: the number must not become another file's. Shut, not closed.

@@ -125,6 +125,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void on_message(Message message);
   // The kernel says that the peer's process has exited.
   void on_exit();
+  void on_end_of_connection();
   // Reads on until the lost peer has let go of the connection too.
   void read_to_the_end();
   // Looks, again and again, whether a lost peer has come to rest.
@@ -179,6 +180,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   OwnedFd pidfd_;  // Constant once ready.
   bool wants_write_ = false;
   bool has_peer_ended_ = false;
+  bool is_socket_closed_ = false;
   bool is_doubtful_ = false;  // Lost, but perhaps still writing.
   std::deque<Message> outgoing_;
   PeerCredentials credentials_;

@@ -21,6 +21,8 @@ namespace {
 constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::int64_t kCreditRetryNs = 1'000'000;
 constexpr std::int64_t kMostCreditPauseNs = 20'000'000;
+// A close that waits looks this often whether it is to hurry.
+constexpr std::int64_t kCloseSliceNs = 50'000'000;
 constexpr std::int64_t kFirstRetryNs = 1'000'000;
 // How long a peer that is cut off is given to finish one bounded copy.
 constexpr std::int64_t kCutPatienceNs = 200'000'000;
@@ -134,6 +136,9 @@ void EngineCore::end_waiting(const Status& why) {
 
 Status EngineCore::close(std::int64_t deadline_ns) {
   if (fork_guard_.is_forked_child()) return Status::ok();
+  std::int64_t by = close_by_ns_.load();
+  while (deadline_ns < by && !close_by_ns_.compare_exchange_weak(by, deadline_ns)) {
+  }
   std::lock_guard lock(close_mutex_);
   if (is_closed_.exchange(true, std::memory_order_acq_rel)) return Status::ok();
   Status outcome = Status::ok();
@@ -146,7 +151,7 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   }
   end_waiting(closed());
   while (counters_.running.load(std::memory_order_acquire) != 0) {
-    if (now_ns() >= deadline_ns) {
+    if (now_ns() >= close_by_ns_.load()) {
       outcome = Status(Code::kTimedOut, "transfers were still running when the engine closed");
       break;
     }
@@ -154,7 +159,10 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     end_waiting(closed());
   }
   for (const auto& record : regions) {
-    Status region = close_region(record, deadline_ns);
+    Status region;
+    do {
+      region = close_region(record, std::min(close_by_ns_.load(), now_ns() + kCloseSliceNs));
+    } while (region.code() == Code::kTimedOut && now_ns() < close_by_ns_.load());
     if (outcome.is_ok()) outcome = region;
   }
   // Those who do not leave by themselves are cut off with it.

@@ -244,6 +244,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // Shared by all threads.
   std::mutex close_mutex_;    // One close at a time.
+  std::atomic<std::int64_t> close_by_ns_{INT64_MAX};  // The earliest that any of them was given.
   mutable std::mutex mutex_;  // Guards the next eight.
   std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_;
   std::uint64_t next_region_ = 1;
