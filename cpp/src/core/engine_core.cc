@@ -167,12 +167,13 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   }
   // Those who do not leave by themselves are cut off with it.
   loop_.post([this] {
-    for (const auto& endpoint : std::vector(endpoints_)) {
-      endpoint->say_bye(Status(Code::kClosed, "its engine was closed"), PeerFate::kUnknown);
-    }
+    // The address first: who hears the goodbye and finds it taken takes that for another engine.
     loop_.unwatch(listener_.get());
     sockets_.remove(listener_.get());
     listener_.reset();
+    for (const auto& endpoint : std::vector(endpoints_)) {
+      endpoint->say_bye(Status(Code::kClosed, "its engine was closed"), PeerFate::kUnknown);
+    }
   });
   loop_.stop();
   end_waiting(closed());
