@@ -3,7 +3,10 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/copy.h"
@@ -67,7 +70,13 @@ ShmChannel::ShmChannel(TransportHost& host, CopyPool& pool, Outbox outbox, PeerS
 // --- Data ---
 
 void ShmChannel::post(Operation& operation) {
-  cut_chunks(operation);
+  try {
+    cut_chunks(operation);
+  } catch (const std::bad_alloc&) {
+    operation.chunks.clear();
+    operation.fail(Status(Code::kLimitExceeded,
+                          "no memory is left for the transfer's list of chunks; move fewer at once"));
+  }
   const auto count = static_cast<std::uint32_t>(operation.chunks.size());
   const bool is_small = operation.nbytes <= host_.tuning.inline_bytes;
   // Nobody may claim a chunk of a small operation: this thread does them all.
@@ -166,14 +175,24 @@ Status ShmChannel::copy_chunk(const Operation& operation, const Chunk& chunk) {
   const CopyGate gate{side_.fences.word(operation.fence.slot), operation.fence.epoch,
                       &outbox_.page().reader.is_cut};
   std::byte* const base = memory.data();
-  std::vector<OtherProcessMemory::Piece> pieces;
+  // On the stack: a copy thread without memory must not end the process.
+  std::array<OtherProcessMemory::Piece, 64> pieces;
+  std::size_t piece_count = 0;
+  const auto copy_pieces = [&] {
+    if (!is_open(gate)) return why_shut();
+    return static_cast<OtherProcessMemory&>(memory).copy(
+        operation.direction, {pieces.data(), std::exchange(piece_count, 0)});
+  };
   std::uint64_t skip = chunk.skip_bytes;
   std::uint64_t left = chunk.nbytes;
   for (const Run* run = &operation.runs[chunk.first_run]; left > 0; ++run) {
     const std::uint64_t take = std::min(run->nbytes - skip, left);
     std::byte* const local = run->local + skip;
     if (base == nullptr) {
-      pieces.push_back({local, run->remote + skip, take});
+      pieces[piece_count++] = {local, run->remote + skip, take};
+      if (piece_count == pieces.size()) {
+        if (Status copied = copy_pieces(); !copied.is_ok()) return copied;
+      }
     } else {
       std::byte* const remote = base + run->remote + skip;
       if (!gated_copy(is_put ? remote : local, is_put ? local : remote, take, streaming, gate)) {
@@ -183,10 +202,7 @@ Status ShmChannel::copy_chunk(const Operation& operation, const Chunk& chunk) {
     left -= take;
     skip = 0;
   }
-  if (base == nullptr) {
-    if (!is_open(gate)) return why_shut();
-    return static_cast<OtherProcessMemory&>(memory).copy(operation.direction, pieces);
-  }
+  if (base == nullptr) return copy_pieces();
   // Before the busy mark is cleared and before the chunk counts: a streaming store is ordered by
   // nothing else.
   if (streaming) copy_fence();
