@@ -46,11 +46,13 @@
 
 import contextlib
 import ctypes
+import errno
 import gc
 import mmap
 import os
 import random
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -614,15 +616,74 @@ def test_cont_06_a_thousand_registrations_fit_into_64_descriptors() -> None:
     assert ended.output == "empty\nengines\ndone\n"
 
 
-def forbid_copying(state: State, error_number: int) -> None:
-    """A seccomp filter such as containers have, for process_vm_readv and process_vm_writev."""
-    import struct
+EVERY_SHORTAGE = """
+import os
+import resource
+import signal
+import time
+import kvzc
+import numpy as np
 
-    number = {"x86_64": 310, "aarch64": 270}[os.uname().machine]
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+memory = np.zeros(8, np.uint8)
+
+
+def write(text, value, timeout):
+    try:
+        with kvzc.Engine(default_timeout=timeout) as other:
+            other.put(np.full(8, value, np.uint8), text).wait()
+            os.write(told, b"y")
+            signal.pause()
+    except kvzc.Error:
+        os.write(told, b"n")
+    os._exit(0)
+
+
+with kvzc.Engine(default_timeout=10, connect_timeout=1) as owner:
+    region = owner.register(memory)
+    handle = region.handle()
+    reached = 0
+    for spare in range(24):
+        hear, told = os.pipe()
+        child = os.fork()
+        if child == 0:
+            write(handle, spare + 1, 1.5)
+        used = set(map(int, os.listdir("/proc/self/fd")))
+        free = [number for number in range(1024) if number not in used]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[spare], hard))
+        reached += os.read(hear, 1) == b"y"
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        deadline = time.monotonic() + 5
+        while owner.stats()["peers"] > 0:
+            assert time.monotonic() < deadline, spare
+            time.sleep(0.002)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        os.close(hear)
+        os.close(told)
+        with kvzc.Engine(default_timeout=10) as other:
+            other.put(np.full(8, spare, np.uint8), handle).wait()
+        assert (memory == spare).all()
+    assert 8 < reached < 24, reached
+print("done")
+"""
+
+
+def test_cont_06_no_shortage_of_descriptors_at_any_point_harms_an_owner() -> None:
+    """Each peer is killed in the end, also where no descriptor was left to watch its process."""
+    ended = run_script(EVERY_SHORTAGE)
+    assert (ended.status, ended.output) == (0, "done\n"), ended.errors
+
+
+def filter_calls(error_number: int, program: list[tuple[int, int, int, int]]) -> None:
+    """Sets a seccomp filter such as containers have, for the threads that are made from now on.
+
+    program: instructions that come after the load of the call's number, and jump to the end or
+    one before it: allowed, or failing with error_number.
+    """
     program = [
         (0x20, 0, 0, 0),  # Load the call's number.
-        (0x15, 1, 0, number),
-        (0x15, 0, 1, number + 1),
+        *program,
         (0x06, 0, 0, 0x00050000 | error_number),  # SECCOMP_RET_ERRNO
         (0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
     ]
@@ -631,8 +692,61 @@ def forbid_copying(state: State, error_number: int) -> None:
     header = struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(buffer))
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER: of all threads that are made from now on.
+    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
     assert libc.prctl(22, 2, ctypes.c_char_p(header), 0, 0) == 0, os.strerror(ctypes.get_errno())
+
+
+IS_X86 = os.uname().machine == "x86_64"
+
+
+def forbid_copying(state: State, error_number: int) -> None:
+    """process_vm_readv and process_vm_writev"""
+    number = 310 if IS_X86 else 270
+    filter_calls(error_number, [(0x15, 1, 0, number), (0x15, 0, 1, number + 1)])
+
+
+def forbid_pidfds(state: State) -> None:
+    """pidfd_open, and getsockopt(SO_PEERPIDFD), as on a kernel before 5.3."""
+    getsockopt = 55 if IS_X86 else 209
+    filter_calls(
+        errno.ENOSYS,
+        [
+            (0x15, 3, 0, 434),
+            (0x15, 0, 3, getsockopt),
+            (0x20, 0, 0, 16 + 2 * 8),  # Load the third argument.
+            (0x15, 0, 1, 77),
+        ],
+    )
+
+
+def wait_for_loss(state: State, timeout: float) -> str:
+    """Waits for what nobody will send."""
+    try:
+        state.engine.arrivals.wait(b"never", peer=state.peer, timeout=timeout)
+    except kvzc.Error as error:
+        return type(error).__name__
+    return "arrived"
+
+
+def take_from(state: State, tag: bytes) -> None:
+    state.peer = state.engine.arrivals.wait(tag, timeout=10).peer
+
+
+def send_tag(state: State, text: str, tag: bytes) -> None:
+    state.engine = kvzc.Engine(default_timeout=20)
+    state.engine.put(ONES, kvzc.RemoteHandle.from_text(text)[:8], notify=tag).wait()
+
+
+def test_a_kill_is_noticed_where_the_kernel_has_no_pidfds() -> None:
+    with Peer() as owner, Peer() as writer, Peer() as next_writer:
+        owner.call(forbid_pidfds)
+        text = owner.call(own, "numpy", 64)
+        for each in (writer, next_writer):
+            each.call(send_tag, text, b"here")
+            owner.call(take_from, b"here")
+            owner.start(wait_for_loss, 10)
+            each.kill()
+            assert owner.result(20) == "PeerLost"
 
 
 @pytest.mark.parametrize("error_number", [1, 38], ids=["EPERM", "ENOSYS"])

@@ -224,6 +224,11 @@ void Endpoint::on_exit() {
   const std::shared_ptr<Endpoint> self = shared_from_this();
   // What it said before the end still counts.
   if (!is_lost() && !is_socket_closed_) on_events(EPOLLIN);
+  peer_has_exited();
+}
+
+void Endpoint::peer_has_exited() {
+  const std::shared_ptr<Endpoint> self = shared_from_this();
   if (!is_lost()) {
     has_peer_ended_ = true;
     lose(Status(Code::kPeerLost, peer_words() + " is gone: its process has exited or was killed"),
@@ -233,11 +238,12 @@ void Endpoint::on_exit() {
 }
 
 void Endpoint::on_end_of_connection() {
-  if (!pidfd_.is_valid()) return on_exit();
+  // All that it said was read.
+  if (!pidfd_.is_valid()) return peer_has_exited();
   // A process closes its files a moment before it counts as exited; that is waited for, but by a
   // timer: many may end at once.
   close_socket();
-  if (has_exited(pidfd_.get())) return on_exit();
+  if (has_exited(pidfd_.get())) return peer_has_exited();
   host_.loop().run_at(now_ns() + kExitPatienceNs, [self = shared_from_this()] {
     self->lose(Status(Code::kPeerLost, self->peer_words() +
                                            " has dropped its connection, though its process lives"),

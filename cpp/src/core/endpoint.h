@@ -125,6 +125,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void on_message(Message message);
   // The kernel says that the peer's process has exited.
   void on_exit();
+  // Nothing of the peer is left, and nothing it said is unread.
+  void peer_has_exited();
   void on_end_of_connection();
   // Reads on until the lost peer has let go of the connection too.
   void read_to_the_end();
