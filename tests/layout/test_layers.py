@@ -47,6 +47,13 @@ ROOMS = {
         "kvzc/completion.h",
         "kvzc/transport.h",
     ],
+    "src/transport/rdma": [
+        "kvzc/status.h",
+        "kvzc/completion.h",
+        "kvzc/transport.h",
+        "src/base",
+        "src/drivers/ibv",
+    ],
     # A transport sees no region, no endpoint, no engine and no other transport.
     "src/transport/<x>": [
         "kvzc/status.h",

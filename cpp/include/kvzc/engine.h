@@ -33,6 +33,7 @@ struct EngineOptions {
   std::vector<std::uint32_t> allowed_uids;  // May connect besides this process's own user.
   double connect_timeout_seconds = 10;      // For one attempt to reach a peer.
   TransportTuning tuning;
+  RdmaOptions rdma;
   std::optional<FaultOptions> faults;          // Trouble on demand, for tests.
   std::shared_ptr<SharedAllocator> allocator;  // Null: the engine makes its own.
 };

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvzc/status.h"
+#include "kvzc/transport.h"
 #include "kvzc/view.h"
 
 namespace kvzc {
@@ -68,8 +69,11 @@ struct LocalStorage {
   std::uint64_t nbytes = 0;
   std::shared_ptr<SharedAllocation> allocation;  // Null: ordinary, private memory.
   KeepAlive keep_alive;
+  mutable Registrations registrations;  // After what it registers, so that it goes before.
 
-  MemoryPiece piece() const { return {data, nbytes, allocation ? &allocation->memory() : nullptr}; }
+  MemoryPiece piece() const {
+    return {data, nbytes, allocation ? &allocation->memory() : nullptr, &registrations};
+  }
 };
 
 // What a view of local memory keeps alive.

@@ -13,7 +13,9 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvzc/completion.h"
@@ -39,11 +41,34 @@ struct Tag {
   std::string_view view() const { return {reinterpret_cast<const char*>(bytes), nbytes}; }
 };
 
+// What transports keep with a piece of local memory: keys and pinned pages. It goes with the memory,
+// never later, so that no key outlives what it names. Thread: any.
+class Registrations {
+ public:
+  // Gives what `owner` keeps here, made by `make()` at the first call. Errors: those of `make`,
+  // which is called again next time.
+  template <typename T, typename Make>
+  Result<std::shared_ptr<T>> find_or_make(const void* owner, const Make& make) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [whose, what] : kept_) {
+      if (whose == owner) return std::static_pointer_cast<T>(what);
+    }
+    Result<std::shared_ptr<T>> made = make();
+    if (made.is_ok()) kept_.emplace_back(owner, *made);
+    return made;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<const void*, std::shared_ptr<void>>> kept_;  // Guarded by mutex_.
+};
+
 // Local memory as a transport sees it. Borrows everything.
 struct MemoryPiece {
   std::byte* data = nullptr;
   std::uint64_t nbytes = 0;
-  const SharedMemory* shared = nullptr;  // What it lies in, if that can be mapped elsewhere.
+  const SharedMemory* shared = nullptr;     // What it lies in, if that can be mapped elsewhere.
+  Registrations* registrations = nullptr;  // Null: none may be kept.
 };
 
 // Bytes and descriptors that travel to a peer over the control connection.
@@ -81,11 +106,12 @@ struct Run {
   std::uint64_t nbytes;
 };
 
-// Consecutive runs of one operation that touch the same remote memory.
+// Consecutive runs of one operation that touch the same memory on either side.
 struct Segment {
   std::uint32_t first_run;
   std::uint32_t run_count;
   RemoteMemory* remote;
+  MemoryPiece local{};
 };
 
 // Where the owner of a grant keeps its epoch, and the epoch at which the grant holds.
@@ -123,6 +149,7 @@ struct Operation {
   std::vector<Chunk> chunks;
   std::atomic<std::uint32_t> next_chunk{0};
   std::atomic<std::uint32_t> chunks_left{0};
+  void* progress = nullptr;
 
   // Gives it a reason to end other than done; the first one counts. Parts of it that have not
   // begun will not. Thread: any.
@@ -174,6 +201,21 @@ struct TransportTuning {
   std::uint32_t arrival_depth = 65536;        // Tags per peer that nobody has taken yet.
 };
 
+// How RDMA devices are used.
+struct RdmaOptions {
+  std::vector<std::string> devices;  // Names, the first is rail 0. Empty: all that have a port up.
+  int gid_index = -1;                // -1: chosen; else this one, on every device.
+  std::uint8_t traffic_class = 0;
+  std::uint8_t service_level = 0;
+  std::uint8_t ack_timeout = 14;  // 4.096 us x 2^n until a packet is sent again ...
+  std::uint8_t retries = 7;       // ... so often.
+  std::uint32_t queue_depth = 256;                // Work requests per queue pair, at most.
+  std::uint64_t most_request_bytes = 1u << 20;    // A longer run is cut.
+  std::uint64_t most_outstanding_bytes = 8u << 20;  // Per peer and rail: a cancel waits for these.
+  std::uint64_t least_striped_bytes = 256u << 10;   // Shorter transfers stay on one rail.
+  bool always_flush = false;  // Also read back where an acknowledgement is visibility already.
+};
+
 // What an engine lends to its transports; all of it outlives them.
 struct TransportHost {
   Doorbell& doorbell;
@@ -181,6 +223,7 @@ struct TransportHost {
   OperationSink& operations;
   PeerSink& peers;
   TransportTuning tuning;
+  RdmaOptions rdma{};
 };
 
 // What is known of a peer that a channel has lost.

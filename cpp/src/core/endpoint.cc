@@ -68,7 +68,10 @@ void Endpoint::look_at_channels() {
   for (const auto& channel : channels_) {
     if (!channel || is_lost()) continue;
     if (Status why = channel->lost(); !why.is_ok()) {
-      host_.loop().post([self = shared_from_this(), why] {
+      // A channel may find out while this goes away.
+      const std::shared_ptr<Endpoint> keep = weak_from_this().lock();
+      if (!keep) return;
+      host_.loop().post([self = keep, why] {
         // The peer may have said why.
         if (!self->is_lost()) self->on_events(EPOLLIN);
         self->lose(why, PeerFate::kUnknown);
@@ -484,6 +487,7 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       PeerInfo{peer_incarnation_, peer_name_, credentials_.pid, credentials_.uid});
   channels_.resize(transports.size());
   bool has_one = false;
+  std::string unreachable;
   std::size_t at = 0;
   for (const wire::Offer& offer : offers) {
     Result<std::vector<OwnedFd>> own = take_fds(fds, &at, offer.fd_count);
@@ -495,7 +499,12 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       blob.fds = own.take();
       Result<std::unique_ptr<Channel>> channel = halves_[i]->join(
           std::move(blob), {reinterpret_cast<std::uint64_t>(this), process(), send_kick, this});
-      if (!channel.is_ok()) return channel.status();
+      if (!channel.is_ok()) {
+        // The peer comes to the same conclusion, and another transport may do.
+        if (channel.status().code() != Code::kTransportUnavailable) return channel.status();
+        unreachable += (unreachable.empty() ? "" : "; ") + std::string(channel.status().text());
+        break;
+      }
       channels_[i] = channel.take();
       has_one = true;
       break;
@@ -503,6 +512,7 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
   }
   halves_.clear();
   if (has_one) return Status::ok();
+  if (!unreachable.empty()) return Status(Code::kTransportUnavailable, unreachable);
   std::string ours, theirs;
   for (const auto& transport : transports) ours += " " + std::string(transport->name());
   for (const wire::Offer& offer : offers) theirs += " " + offer.transport;
@@ -515,6 +525,7 @@ void Endpoint::become_ready() {
   door_.reset();
   is_ready_.store(true, std::memory_order_release);
   host_.endpoint_ready(*this);
+  drain();  // Some may have come in already.
   if (first_) attach_queue_.push_back(std::exchange(first_, nullptr));
   for (auto& binding : std::exchange(to_attach_, {})) attach_queue_.push_back(std::move(binding));
   send_attaches();

@@ -60,7 +60,7 @@ Status region_closed() { return Status(Code::kClosed, "the region is closed"); }
 
 EngineCore::EngineCore(EngineOptions options)
     : options_(std::move(options)),
-      transport_host_{doorbell_, fences_, *this, *this, options_.tuning},
+      transport_host_{doorbell_, fences_, *this, *this, options_.tuning, options_.rdma},
       grants_(fences_),
       storages_(options_.allocator),
       inbox_(static_cast<std::int64_t>(std::min(options_.arrival_ttl_seconds, 3.0e9) * 1e9)) {}
@@ -104,8 +104,11 @@ Status EngineCore::start() {
   }
   for (const std::string& name : names) {
     Result<std::unique_ptr<Transport>> transport = make_transport(name, transport_host_, options_.faults);
-    if (!transport.is_ok()) return transport.status();
-    transports_.push_back(transport.take());
+    if (transport.is_ok()) {
+      transports_.push_back(transport.take());
+    } else if (!options_.transports.empty() || (transports_.empty() && name == names.back())) {
+      return transport.status();
+    }
   }
 
   Result<OwnedFd> listener = listen_at(address_);
@@ -590,9 +593,8 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items
       cut_runs(local, storage.data, remote, slot.runs);
       const auto count = static_cast<std::uint32_t>(slot.runs.size()) - first;
       if (count == 0) continue;
-      slot.segments.push_back({first, count, nullptr});
+      slot.segments.push_back({first, count, nullptr, storage.piece()});
       slot.segment_storage.push_back(remote.storage);
-      slot.segment_local.push_back(storage.piece());
       slot.nbytes += local.nbytes();
     }
     slot.pins.push_back(item.local->memory);
@@ -680,7 +682,7 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
     return ranges;
   };
   for (std::size_t s = 0; s < slot.segments.size(); ++s) {
-    const MemoryPiece& local = slot.segment_local[s];
+    const MemoryPiece& local = slot.segments[s].local;
     const RemoteMemory* last = nullptr;
     for (const Segment& other : slot.segments) {
       if (std::exchange(last, other.remote) == other.remote) continue;

@@ -36,7 +36,7 @@ void OperationPool::give_back(OperationSlot* slot) {
   if (slot->runs.capacity() > kRunsKept) slot->runs.shrink_to_fit();
   slot->segments.clear();
   slot->segment_storage.clear();
-  slot->segment_local.clear();
+  slot->progress = nullptr;
   slot->chunks.clear();
   slot->transport.store(nullptr, std::memory_order_relaxed);
   slot->run_count = 0;

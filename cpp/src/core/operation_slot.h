@@ -19,8 +19,6 @@ class OperationSlot : public Operation {
  public:
   // Which of the handle's storages each segment touches, until the binding is resolved.
   std::vector<std::uint32_t> segment_storage;
-  // The local memory of each segment, to see whether source and target are the same.
-  std::vector<MemoryPiece> segment_local;
   // Sources and targets: alive until the end.
   std::vector<std::shared_ptr<const void>> pins;
   // What the channel belongs to: alive as long as anybody may still call help() on it.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvzc/engine.h"
+#include "kvzc/info.h"
 
 namespace kvzc::conformance {
 
@@ -26,9 +27,18 @@ Sut sut_shm();
 Sut sut_shm_small_chunks();
 Sut sut_shm_private();
 Sut sut_fault();
+Sut sut_rdma();
+Sut sut_rdma_small();
 
+// Those that this machine can run.
 inline std::vector<Sut> all_suts() {
-  return {sut_shm(), sut_shm_small_chunks(), sut_shm_private(), sut_fault()};
+  std::vector<Sut> suts{sut_shm(), sut_shm_small_chunks(), sut_shm_private(), sut_fault()};
+  for (const TransportInfo& info : list_transports()) {
+    if (info.name != "rdma" || !info.is_available) continue;
+    suts.push_back(sut_rdma());
+    suts.push_back(sut_rdma_small());
+  }
+  return suts;
 }
 
 }  // namespace kvzc::conformance

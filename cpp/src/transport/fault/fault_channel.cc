@@ -33,7 +33,7 @@ void fill(Stripe& stripe, const Operation& whole, const Cut& cut) {
       skip = 0;
     }
     const auto count = static_cast<std::uint32_t>(stripe.runs.size()) - first;
-    if (count > 0) stripe.segments.push_back({first, count, from.remote});
+    if (count > 0) stripe.segments.push_back({first, count, from.remote, from.local});
   }
 }
 

@@ -64,7 +64,7 @@ class FaultTransport final : public Transport {
   FaultTransport(TransportHost& host, const FaultOptions& options)
       : shop_(host, options),
         stripes_(shop_),
-        inner_host_{host.doorbell, host.fences, stripes_, peers_, host.tuning} {}
+        inner_host_{host.doorbell, host.fences, stripes_, peers_, host.tuning, host.rdma} {}
   ~FaultTransport() override { end_everything(); }
 
   Status start(const MakeInner& make_inner) {

@@ -1,0 +1,93 @@
+// Rail: one device with the completion queue that all its queue pairs share.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvzc/transport.h"
+#include "transport/rdma/device.h"
+
+namespace kvzc::rdma {
+
+// Operations that are over, to be retired when no lock is held any more.
+class Endings {
+ public:
+  explicit Endings(OperationSink& sink) : sink_(sink) {}
+  ~Endings() { tell(); }
+  Endings(const Endings&) = delete;
+  Endings& operator=(const Endings&) = delete;
+
+  void add(Operation& operation, Status status) { over_.emplace_back(&operation, std::move(status)); }
+  void tell() {
+    for (auto& [operation, status] : std::exchange(over_, {})) {
+      sink_.retire(*operation, std::move(status));
+    }
+  }
+
+ private:
+  OperationSink& sink_;
+  std::vector<std::pair<Operation*, Status>> over_;
+};
+
+// Who is told of completions. Called with the rail's poll lock held.
+class CompletionTarget {
+ public:
+  virtual ~CompletionTarget() = default;
+  virtual void on_completion(std::size_t rail, const ibv_wc& completion, Endings& endings) = 0;
+  // All completions of one look were told.
+  virtual void after_completions(Endings& endings) = 0;
+};
+
+class Rail {
+ public:
+  static Result<std::unique_ptr<Rail>> open(std::shared_ptr<Device> device, std::size_t index);
+  ~Rail();
+  Rail(const Rail&) = delete;
+  Rail& operator=(const Rail&) = delete;
+
+  Device& device() const { return *device_; }
+  const std::shared_ptr<Device>& shared_device() const { return device_; }
+  std::size_t index() const { return index_; }
+  ibv_cq* queue() const { return queue_; }
+  ibv_comp_channel* events() const { return events_; }
+
+  // Makes room for the completions of one more queue pair and names it: the number stands in the
+  // upper half of the wr_id of all its requests. Errors: kLimitExceeded. Thread: any.
+  Result<std::uint32_t> add(CompletionTarget* target, std::uint32_t completions);
+  // Completions of `number` go to another target from now on.
+  void hand_over(std::uint32_t number, CompletionTarget* target);
+  // From its return `target` is not called any more for it. Requires: not called by the target.
+  void remove(std::uint32_t number, std::uint32_t completions);
+
+  // Hands on what has completed; gives how many. 0 at once when another thread is at it.
+  int poll(Endings& endings);
+  // The same, but waits for such a thread.
+  int poll_surely(Endings& endings);
+  // The next completion makes the event channel readable.
+  void arm();
+  void take_events();
+
+ private:
+  Rail(std::shared_ptr<Device> device, std::size_t index)
+      : device_(std::move(device)), index_(index) {}
+  int poll_locked(Endings& endings);
+
+  const std::shared_ptr<Device> device_;
+  const std::size_t index_;
+  ibv_comp_channel* events_ = nullptr;
+  ibv_cq* queue_ = nullptr;
+
+  std::mutex poll_mutex_;  // Guards the rest, and polling.
+  std::unordered_map<std::uint32_t, CompletionTarget*> targets_;
+  std::vector<CompletionTarget*> touched_;
+  std::uint32_t next_number_ = 1;
+  std::uint32_t reserved_ = 0;
+  unsigned events_to_acknowledge_ = 0;
+};
+
+}  // namespace kvzc::rdma
