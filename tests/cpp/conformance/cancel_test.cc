@@ -89,7 +89,9 @@ TEST_P(CancelTest, AfterACancelOfAGetTheTargetIsTheCallersAgain) {
         ASSERT_TRUE(engine->connect(source)->wait(in_seconds(30)).is_ok());
         for (int round = 0; round < count; ++round) {
           const TransferItem item{&view, &source};
-          const Transfer transfer = engine->get({&item, 1}, {}, in_seconds(30)).take();
+          Result<Transfer> started = engine->get({&item, 1}, {}, in_seconds(30));
+          ASSERT_TRUE(started.is_ok()) << started.status().to_string();
+          const Transfer transfer = started.take();
           std::this_thread::sleep_for(std::chrono::microseconds(97 * (round % 16)));
           ASSERT_TRUE(transfer.cancel(in_seconds(30)).is_ok());
           std::memset(target.data(), 0x5a, kBytes);

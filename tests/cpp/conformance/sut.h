@@ -20,6 +20,7 @@ struct Sut {
   std::string name;
   std::function<EngineOptions()> options;
   MemoryKind memory = MemoryKind::kSharable;
+  bool is_remote = false;  // Nothing is mapped, and for a fence the peer is asked.
 };
 
 // Each is defined in one small file of tests/cpp/sut.

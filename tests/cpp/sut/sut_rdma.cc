@@ -4,11 +4,13 @@
 namespace kvzc::conformance {
 
 Sut sut_rdma() {
-  return {"rdma", [] {
+  return {"rdma",
+          [] {
             EngineOptions options;
             options.transports = {"rdma"};
             return options;
-          }};
+          },
+          MemoryKind::kSharable, /*is_remote=*/true};
 }
 
 }  // namespace kvzc::conformance

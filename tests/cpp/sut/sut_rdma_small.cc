@@ -5,7 +5,8 @@
 namespace kvzc::conformance {
 
 Sut sut_rdma_small() {
-  return {"rdma_small", [] {
+  return {"rdma_small",
+          [] {
             EngineOptions options;
             options.transports = {"rdma"};
             options.rdma.queue_depth = 64;
@@ -14,7 +15,8 @@ Sut sut_rdma_small() {
             options.rdma.least_striped_bytes = 8192;
             options.rdma.always_flush = true;
             return options;
-          }};
+          },
+          MemoryKind::kSharable, /*is_remote=*/true};
 }
 
 }  // namespace kvzc::conformance
