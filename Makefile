@@ -21,6 +21,7 @@ TSAN_RUN := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TIMEOUT      := timeout --kill-after=10 $(shell test -t 0 && echo --foreground)
 CPP_LIMIT    := $(TIMEOUT) 30m
 PYTHON_LIMIT := $(TIMEOUT) 20m
+RDMA_LIMIT   := $(TIMEOUT) 20m
 
 # What ends up in the installed package. Folders are listed too: theirs is the date that a deletion changes.
 PACKAGE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp python -name __pycache__ -prune -o -print)
@@ -42,13 +43,14 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core test-python test-asan test-tsan lint bench bench-core stub clean \
-        distclean gtest
+.PHONY: help demo test test-core test-python test-asan test-tsan test-rdma lint bench bench-core stub clean \
+        distclean gtest verbs
 
 help:
 	@echo "make demo         a real prefill/decode split on one host"
-	@echo "make test         all tests: test-core, then test-python"
+	@echo "make test         all tests: test-core, test-rdma, then test-python"
 	@echo "make test-core    C++ unit and conformance tests"
+	@echo "make test-rdma    the rdma transport on real verbs: Soft-RoCE in a QEMU guest"
 	@echo "make test-python  Python and layout tests, on the installed package"
 	@echo "make test-asan    C++ tests under AddressSanitizer and UBSan"
 	@echo "make test-tsan    C++ tests under ThreadSanitizer"
@@ -74,11 +76,16 @@ $(VENV)/.python: $(VENV)/.tools
 
 # Without isolation, because an isolated build has a new path each time and so compiles everything anew;
 # pip checks the build requirements of pyproject.toml all the same.
-$(VENV)/.installed: $(VENV)/.python $(PACKAGE_SOURCES)
+$(VENV)/.installed: $(VENV)/.python $(PACKAGE_SOURCES) | verbs
 	@echo "kvzc: building and installing kvzc"
 	@$(PIP) --no-build-isolation --check-build-dependencies \
 	  --config-settings=cmake.define.KVZC_WERROR=ON '.[test]'
 	@touch $@
+
+# The headers make the difference: with them the rdma transport is built, and the library is opened at
+# run time. Where nothing may be installed, kvzc is built without.
+verbs:
+	-$(call need,$(call has_header,infiniband/verbs.h),libibverbs-dev)
 
 gtest:
 	$(call need,$(call has_header,gtest/gtest.h),libgtest-dev)
@@ -88,15 +95,19 @@ gtest:
 demo: $(VENV)/.installed
 	@$(PY) -m kvzc demo
 
-test: test-core test-python
+test: test-core test-rdma test-python
 
 # $(call build,<folder>,<cmake options>)
 build = cmake -S . -B build/$(1) -G Ninja $(2) && cmake --build build/$(1)
 ctest = ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 
-test-core: $(VENV)/.tools gtest
+test-core: $(VENV)/.tools gtest verbs
 	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
 	$(CPP_LIMIT) $(call ctest,core)
+
+test-rdma: $(VENV)/.tools gtest verbs
+	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
+	$(RDMA_LIMIT) tests/softroce/run.sh
 
 # No -Werror here: GCC documents false warnings in sanitized code, and test-core has judged the same sources.
 SANITIZED := -DKVZC_TESTS=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g"

@@ -134,8 +134,8 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, CompletionTarget*
 }
 
 QueuePair::~QueuePair() {
-  // No completion is told any more, and the device is done with the buffers, before these go.
-  rail_.remove(number_, completions_);
+  leave();
+  // The device is done with the buffers before these go.
   if (pair_ != nullptr) rail_.device().verbs().destroy_qp(pair_);
 }
 

@@ -67,6 +67,8 @@ class QueuePair {
   const std::string& path() const { return path_; }
 
   void hand_over(CompletionTarget* target) { rail_.hand_over(number_, target); }
+  // From its return no completion is told any more. Requires: not called by the target.
+  void leave() { rail_.remove(number_, completions_); }
 
   // --- Posting ---
 

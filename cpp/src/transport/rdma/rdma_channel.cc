@@ -78,7 +78,8 @@ Status RdmaChannel::connect(std::span<const QueuePairAddress> peer) {
 
 RdmaChannel::~RdmaChannel() {
   poller_.remove(this);
-  // From here on no completion reaches this.
+  // All of them before the first goes: completions of one rail look at every pair.
+  for (const auto& pair : shared_.pairs) pair->leave();
   shared_.pairs.clear();
 }
 

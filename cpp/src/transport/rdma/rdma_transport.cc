@@ -1,5 +1,7 @@
 // Set-up of the rdma transport: what peers exchange once.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -166,13 +168,18 @@ class RdmaTransport final : public Transport {
   void stop() override { poller_.stop(); }
 
  private:
-  // Random per process: equal addresses of two processes are not the same memory.
-  static const std::array<std::byte, 16>& own_process() {
-    static const std::array<std::byte, 16> bytes = [] {
+  // Equal addresses of two processes are not the same memory. A forked child inherits the random
+  // part, and has its own number.
+  static std::array<std::byte, 16> own_process() {
+    static const std::array<std::byte, 16> drawn = [] {
       std::array<std::byte, 16> out{};
       (void)fill_random(out);
       return out;
     }();
+    std::array<std::byte, 16> bytes = drawn;
+    const pid_t pid = getpid();
+    static_assert(sizeof pid == 4);
+    std::memcpy(bytes.data(), &pid, sizeof pid);
     return bytes;
   }
 

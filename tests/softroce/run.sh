@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The tests of the rdma transport, on Soft-RoCE. Where no guest can be booted this says why and is a
+# skip: KVZC_SOFTROCE=required makes that a failure.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+boot=tests/softroce/boot.sh
+
+if ! $boot --prepare; then
+    [ "${KVZC_SOFTROCE:-}" = required ] && exit 1
+    echo "test-rdma: SKIPPED: no Soft-RoCE guest can be booted here, for the reason above"
+    exit 0
+fi
+
+# Emulated, everything is a hundred times slower: fewer rounds, and of the second system only what
+# its small sizes change.
+fewer=PutTest.*:ScatterTest.*:GetTest.*:ArrivalTest.*:BackpressureTest.*:GrantTest.*:KillTest.*:CancelTest.*
+small=$(sed 's,\(^\|:\)\([A-Za-z]*\)\.\*,\1\2.*/rdma_small_processes,g' <<<"$fewer")
+$boot -t 900 -e KVZC_ROUNDS="${KVZC_ROUNDS:-5}" -- \
+    build/core/kvzc_conformance --gtest_brief=1 \
+    --gtest_filter="*/rdma_processes:$small:RailTest.*"
