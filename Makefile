@@ -105,7 +105,7 @@ test-core: $(VENV)/.tools gtest verbs
 	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
 	$(CPP_LIMIT) $(call ctest,core)
 
-test-rdma: $(VENV)/.tools gtest verbs
+test-rdma: $(VENV)/.installed gtest verbs
 	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
 	$(RDMA_LIMIT) tests/softroce/run.sh
 

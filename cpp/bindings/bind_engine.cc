@@ -197,6 +197,7 @@ constexpr const char* kEngineDoc =
     "copy_threads: threads for large copies; 0 chooses by the number of cores.\n"
     "max_transfers: transfers that may run at once before put() pushes back.\n"
     "max_grants: handles that may be alive at once.\n"
+    "rdma: an Rdma, to choose RDMA devices and how they are used.\n"
     "faults: a Faults, to make trouble on demand in tests.\n"
     "connect_timeout: seconds for one attempt to reach a peer.";
 
@@ -339,6 +340,75 @@ void bind_faults(py::module_& module) {
       });
 }
 
+constexpr const char* kRdmaDoc =
+    "How RDMA devices are used: Engine(rdma=Rdma(devices=[\"mlx5_0\", \"mlx5_1\"])).\n\n"
+    "devices: names, as `ibv_devices` lists them. Each is a rail: the first here goes to the first\n"
+    "    of the peer, and so on. None: every device with an active port.\n"
+    "gid_index: the address to use, as `kvzc info` lists them; None chooses: RoCE v2, IPv4, the one\n"
+    "    that is nearest to the peer's.\n"
+    "traffic_class, service_level: 0 to 255 and 0 to 15, as the network's operator says (PFC, ECN).\n"
+    "ack_timeout: a packet is sent again after 4.096 microseconds times 2 to the power of this\n"
+    "    (1 to 31), and `retries` times (0 to 7), before the peer's port counts as gone.\n"
+    "queue_depth: work requests under way per peer and device, 64 to 8192.\n"
+    "request_bytes: a longer run of bytes is cut into requests of this size.\n"
+    "outstanding_bytes: bytes under way per peer and device; a cancel waits for these.\n"
+    "stripe_bytes: transfers from this size on go over all rails at once.\n"
+    "always_flush: read back after each write, even where the peer's device acknowledges only what\n"
+    "    is visible.\n\n"
+    "Raises ValueError for what is out of range.";
+
+void bind_rdma(py::module_& module) {
+  py::class_<RdmaOptions>(module, "Rdma", kRdmaDoc)
+      .def(py::init([](const std::optional<std::vector<std::string>>& devices,
+                       const std::optional<int>& gid_index, int traffic_class, int service_level,
+                       int ack_timeout, int retries, std::uint32_t queue_depth,
+                       std::uint64_t request_bytes, std::uint64_t outstanding_bytes,
+                       std::uint64_t stripe_bytes, bool always_flush) {
+             const auto within = [](const char* name, std::int64_t value, std::int64_t least,
+                                    std::int64_t most) {
+               if (value >= least && value <= most) return;
+               throw py::value_error(std::string(name) + " is " + std::to_string(value) +
+                                     "; it must be " + std::to_string(least) + " to " +
+                                     std::to_string(most));
+             };
+             if (devices && devices->empty()) {
+               throw py::value_error("devices=[] leaves none; omit it for all that are active");
+             }
+             within("gid_index", gid_index.value_or(0), 0, 255);
+             within("traffic_class", traffic_class, 0, 255);
+             within("service_level", service_level, 0, 15);
+             within("ack_timeout", ack_timeout, 1, 31);
+             within("retries", retries, 0, 7);
+             within("queue_depth", queue_depth, 64, 8192);
+             constexpr std::int64_t kGib = std::int64_t{1} << 30;
+             within("request_bytes", static_cast<std::int64_t>(request_bytes), 256, kGib);
+             within("outstanding_bytes", static_cast<std::int64_t>(outstanding_bytes), 256, kGib);
+             RdmaOptions options;
+             options.devices = devices.value_or(std::vector<std::string>());
+             options.gid_index = gid_index.value_or(-1);
+             options.traffic_class = static_cast<std::uint8_t>(traffic_class);
+             options.service_level = static_cast<std::uint8_t>(service_level);
+             options.ack_timeout = static_cast<std::uint8_t>(ack_timeout);
+             options.retries = static_cast<std::uint8_t>(retries);
+             options.queue_depth = queue_depth;
+             options.most_request_bytes = request_bytes;
+             options.most_outstanding_bytes = outstanding_bytes;
+             options.least_striped_bytes = stripe_bytes;
+             options.always_flush = always_flush;
+             return options;
+           }),
+           py::kw_only(), py::arg("devices") = py::none(), py::arg("gid_index") = py::none(),
+           py::arg("traffic_class") = 0, py::arg("service_level") = 0, py::arg("ack_timeout") = 14,
+           py::arg("retries") = 7, py::arg("queue_depth") = 256,
+           py::arg("request_bytes") = 1u << 20, py::arg("outstanding_bytes") = 8u << 20,
+           py::arg("stripe_bytes") = 256u << 10, py::arg("always_flush") = false)
+      .def("__repr__", [](const RdmaOptions& self) {
+        std::string names;
+        for (const std::string& name : self.devices) names += " " + name;
+        return "<kvzc.Rdma" + (names.empty() ? " all devices" : names) + ">";
+      });
+}
+
 }  // namespace
 
 void declare_engine(py::module_& module) {
@@ -347,6 +417,7 @@ void declare_engine(py::module_& module) {
 
 void bind_engine(py::module_& module) {
   bind_faults(module);
+  bind_rdma(module);
   py::reinterpret_borrow<py::class_<PyEngine, std::shared_ptr<PyEngine>>>(module.attr("Engine"))
       .def(py::init([](const std::optional<std::string>& name,
                        const std::optional<std::vector<std::string>>& transports,
@@ -354,6 +425,7 @@ void bind_engine(py::module_& module) {
                        std::uint32_t arrival_depth, const Users& allow_users,
                        std::uint32_t copy_threads, std::uint32_t max_transfers,
                        std::uint32_t max_grants, double connect_timeout,
+                       const std::optional<RdmaOptions>& rdma,
                        const std::optional<FaultOptions>& faults) {
              EngineOptions options;
              options.name = name.value_or("");
@@ -368,6 +440,7 @@ void bind_engine(py::module_& module) {
              if (arrival_depth == 0) throw py::value_error("arrival_depth is at least 1");
              options.strict = strict;
              options.faults = faults;
+             options.rdma = rdma.value_or(RdmaOptions());
              options.arrival_ttl_seconds = arrival_ttl;
              options.connect_timeout_seconds = std::min(connect_timeout, 1e9);
              options.max_transfers = max_transfers;
@@ -384,7 +457,8 @@ void bind_engine(py::module_& module) {
            py::arg("arrival_ttl") = 300.0, py::arg("arrival_depth") = 65536,
            py::arg("allow_users") = py::tuple(), py::arg("copy_threads") = 0,
            py::arg("max_transfers") = 16384, py::arg("max_grants") = 131072,
-           py::arg("connect_timeout") = 10.0, py::arg("faults") = py::none())
+           py::arg("connect_timeout") = 10.0, py::arg("rdma") = py::none(),
+           py::arg("faults") = py::none())
       .def_property_readonly(
           "name", [](const PyEngine& self) { return self.engine->name(); },
           "Its name, given or random.")

@@ -28,6 +28,7 @@ __all__: list[str] = [
     "Peer",
     "PeerLost",
     "ProtocolError",
+    "Rdma",
     "Region",
     "RemoteHandle",
     "RemoteView",
@@ -166,6 +167,7 @@ class Engine:
     copy_threads: threads for large copies; 0 chooses by the number of cores.
     max_transfers: transfers that may run at once before put() pushes back.
     max_grants: handles that may be alive at once.
+    rdma: an Rdma, to choose RDMA devices and how they are used.
     faults: a Faults, to make trouble on demand in tests.
     connect_timeout: seconds for one attempt to reach a peer.
     """
@@ -185,6 +187,7 @@ class Engine:
         max_transfers: typing.SupportsInt | typing.SupportsIndex = 16384,
         max_grants: typing.SupportsInt | typing.SupportsIndex = 131072,
         connect_timeout: typing.SupportsFloat | typing.SupportsIndex = 10.0,
+        rdma: Rdma | None = None,
         faults: Faults | None = None,
     ) -> None: ...
     def __reduce__(self) -> typing.Any: ...
@@ -870,6 +873,43 @@ class Faults:
         completion_loss: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         vanish_after: typing.SupportsInt | typing.SupportsIndex = 0,
         detection: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+    ) -> None: ...
+    def __repr__(self) -> str: ...
+
+class Rdma:
+    """
+    How RDMA devices are used: Engine(rdma=Rdma(devices=["mlx5_0", "mlx5_1"])).
+
+    devices: names, as `ibv_devices` lists them. Each is a rail: the first here goes to the first
+        of the peer, and so on. None: every device with an active port.
+    gid_index: the address to use, as `kvzc info` lists them; None chooses: RoCE v2, IPv4, the one
+        that is nearest to the peer's.
+    traffic_class, service_level: 0 to 255 and 0 to 15, as the network's operator says (PFC, ECN).
+    ack_timeout: a packet is sent again after 4.096 microseconds times 2 to the power of this
+        (1 to 31), and `retries` times (0 to 7), before the peer's port counts as gone.
+    queue_depth: work requests under way per peer and device, 64 to 8192.
+    request_bytes: a longer run of bytes is cut into requests of this size.
+    outstanding_bytes: bytes under way per peer and device; a cancel waits for these.
+    stripe_bytes: transfers from this size on go over all rails at once.
+    always_flush: read back after each write, even where the peer's device acknowledges only what
+        is visible.
+
+    Raises ValueError for what is out of range.
+    """
+    def __init__(
+        self,
+        *,
+        devices: collections.abc.Sequence[str] | None = None,
+        gid_index: typing.SupportsInt | typing.SupportsIndex | None = None,
+        traffic_class: typing.SupportsInt | typing.SupportsIndex = 0,
+        service_level: typing.SupportsInt | typing.SupportsIndex = 0,
+        ack_timeout: typing.SupportsInt | typing.SupportsIndex = 14,
+        retries: typing.SupportsInt | typing.SupportsIndex = 7,
+        queue_depth: typing.SupportsInt | typing.SupportsIndex = 256,
+        request_bytes: typing.SupportsInt | typing.SupportsIndex = 1048576,
+        outstanding_bytes: typing.SupportsInt | typing.SupportsIndex = 8388608,
+        stripe_bytes: typing.SupportsInt | typing.SupportsIndex = 262144,
+        always_flush: bool = False,
     ) -> None: ...
     def __repr__(self) -> str: ...
 

@@ -21,7 +21,11 @@ State = SimpleNamespace
 # Processes are forked from one that has all this imported and never had an engine: a spawned one
 # takes a second to come up, these 30 ms.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["hypothesis", "kvzc", "ml_dtypes", "numpy", "pytest", "torch"])
+_preload = ["hypothesis", "kvzc", "ml_dtypes", "numpy", "pytest"]
+# Emulated, importing torch takes a minute.
+if "KVZC_SOFTROCE" not in os.environ:
+    _preload.append("torch")
+_context.set_forkserver_preload(_preload)
 
 
 class PeerError(AssertionError):

@@ -15,6 +15,7 @@ fi
 # its small sizes change.
 fewer=PutTest.*:ScatterTest.*:GetTest.*:ArrivalTest.*:BackpressureTest.*:GrantTest.*:KillTest.*:CancelTest.*
 small=$(sed 's,\(^\|:\)\([A-Za-z]*\)\.\*,\1\2.*/rdma_small_processes,g' <<<"$fewer")
-$boot -t 900 -e KVZC_ROUNDS="${KVZC_ROUNDS:-5}" -- \
+$boot -t 900 -e KVZC_ROUNDS="${KVZC_ROUNDS:-5}" -e PYTHONPATH=tests/python -- sh -c "
     build/core/kvzc_conformance --gtest_brief=1 \
-    --gtest_filter="*/rdma_processes:$small:RailTest.*"
+        --gtest_filter='*/rdma_processes:$small:RailTest.*' &&
+    .venv/bin/python -m pytest -p no:cacheprovider tests/softroce"

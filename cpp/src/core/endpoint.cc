@@ -99,14 +99,38 @@ void Endpoint::grant_credits(std::uint32_t count) {
 }
 
 Status Endpoint::fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
+  // Others it never held: it need not be asked.
+  std::vector<FenceTicket> held;
+  {
+    std::lock_guard lock(held_mutex_);
+    for (const FenceTicket& grant : grants) {
+      const auto found = held_.find(grant.slot);
+      if (found != held_.end() && found->second == grant.epoch) held.push_back(grant);
+    }
+  }
+  if (held.empty()) return Status::ok();
   for (const auto& channel : channels_) {
     if (!channel) continue;
-    Status fenced = channel->fence(grants, deadline_ns);
+    Status fenced = channel->fence(held, deadline_ns);
     if (!fenced.is_ok()) {
       return Status(fenced.code(), peer_words() + ": " + std::string(fenced.text()));
     }
   }
+  std::lock_guard lock(held_mutex_);
+  for (const FenceTicket& grant : held) {
+    const auto found = held_.find(grant.slot);
+    if (found != held_.end() && found->second == grant.epoch) held_.erase(found);
+  }
   return Status::ok();
+}
+
+bool Endpoint::note_held(const GrantRecord& grant) {
+  {
+    std::lock_guard lock(held_mutex_);
+    held_[grant.fence.slot] = grant.fence.epoch;
+  }
+  // Looked at again: a revoke from here on finds it noted, and one before is seen now.
+  return host_.grants().find(grant.id) != nullptr;
 }
 
 Status Endpoint::cut_channels(std::int64_t deadline_ns) {
@@ -569,6 +593,9 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
                                      wire::prove(grant->key, kAttachRole, session_, grant->id))) {
     answer.code = Code::kBadHandle;
     answer.text = "the handle's key does not fit its grant: the handle is forged or damaged";
+  } else if (!note_held(*grant)) {
+    answer.code = Code::kRevoked;
+    answer.text = "the owner has just revoked this grant; ask it for a new handle";
   } else {
     answer.proof = wire::prove(grant->key, kAttachedRole, session_, grant->id);
     answer.fence_slot = grant->fence.slot;

@@ -123,6 +123,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Status watch_socket();
   void on_events(std::uint32_t events);
   void on_message(Message message);
+  // Notes that the peer holds a grant, so that a fence asks it; gives whether the grant still holds.
+  bool note_held(const GrantRecord& grant);
   // The kernel says that the peer's process has exited.
   void on_exit();
   // Nothing of the peer is left, and nothing it said is unread.
@@ -201,6 +203,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::vector<std::weak_ptr<Binding>> bound_;
   std::size_t bound_sweep_ = 64;
   std::unordered_set<std::uint64_t> exported_;
+  std::mutex held_mutex_;
+  // The grants that the peer was let into, slot to epoch. Guarded by held_mutex_.
+  std::unordered_map<std::uint32_t, std::uint64_t> held_;
 };
 
 }  // namespace kvzc

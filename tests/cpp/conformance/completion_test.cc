@@ -122,7 +122,7 @@ TEST_P(CompletionTest, WaitingTwiceAndFromManyThreadsGivesTheSameEnd) {
 }
 
 TEST_P(CompletionTest, AWaitThatRunsOutLeavesTheTransferRunning) {
-  constexpr std::uint64_t kBytes = 256 << 20;
+  const std::uint64_t kBytes = large(256 << 20);
   run_writer(kBytes, [&](Party&, Engine& engine, const RemoteView& target) {
     std::vector<std::byte> source(kBytes);
     const LocalView view = view_of(engine, source.data(), kBytes);
@@ -195,7 +195,7 @@ TEST_P(CompletionTest, CancellingWhatHasEndedReturnsAtOnce) {
 
 TEST_P(CompletionTest, ACancelledTransferBeginsNothingMore) {
   const int count = rounds(5);
-  constexpr std::uint64_t kBytes = 256 << 20;
+  const std::uint64_t kBytes = large(256 << 20);
   run(
       [&](Party& party) {
         auto engine = party.make_engine();

@@ -22,7 +22,7 @@ std::shared_ptr<const PeerInfo> first_peer(Engine& engine) {
 }
 
 TEST_P(DeathTest, AWriterThatIsKilledInMidTransferIsLostAndItsTransferDoesNotArrive) {
-  constexpr std::uint64_t kBytes = 128 << 20;
+  const std::uint64_t kBytes = large(128 << 20);
   const int count = rounds(5);
   for (int round = 0; round < count; ++round) {
     run(

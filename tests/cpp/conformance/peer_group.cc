@@ -118,6 +118,10 @@ int rounds(int usual) {
   return wanted == nullptr ? usual : std::atoi(wanted);
 }
 
+std::uint64_t large(std::uint64_t usual) {
+  return std::getenv("KVZC_SOFTROCE") == nullptr ? usual : usual / 4;
+}
+
 std::vector<Case> all_cases() {
   std::vector<Case> out;
   for (const Sut& sut : all_suts()) {

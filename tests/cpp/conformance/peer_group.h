@@ -51,6 +51,9 @@ void run_group(const Sut& sut, Mode mode, const Role& owner, const Role& writer)
 // How often a test of many rounds repeats: KVZC_ROUNDS, or `usual`.
 int rounds(int usual);
 
+// How much a test moves that must take a while: less where the processor is emulated.
+std::uint64_t large(std::uint64_t usual);
+
 struct Case {
   Sut sut;
   Mode mode;

@@ -163,7 +163,7 @@ TEST_P(TeardownTest, AnEngineThatClosesIsLostToItsPeerAndComesBackAsAnother) {
 
 TEST_P(TeardownTest, TheRegionIsWrittenNoMoreOnceItsCloseHasReturned) {
   const int count = rounds(20);
-  constexpr std::uint64_t kLarge = 32 << 20;
+  const std::uint64_t kLarge = large(32 << 20);
   run(
       [&](Party& party) {
         auto engine = party.make_engine();
@@ -316,7 +316,7 @@ TEST_P(TeardownTest, AnEngineThatClosesSaysSoAndItsTagsStillCount) {
 }
 
 TEST_P(TeardownTest, AnEngineThatClosesGivesRunningTransfersTimeAndThenStopsThem) {
-  constexpr std::uint64_t kLarge = 256 << 20;
+  const std::uint64_t kLarge = large(256 << 20);
   run(
       [&](Party& party) {
         auto engine = party.make_engine();

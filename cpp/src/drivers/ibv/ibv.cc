@@ -56,6 +56,9 @@ struct Library {
     find(verbs.wc_status_str, "ibv_wc_status_str");
     find(verbs.event_type_str, "ibv_event_type_str");
     find(verbs.fork_init, "ibv_fork_init");
+    // Before the first registration: on a kernel before 5.12 a fork() would otherwise take pinned pages
+    // away from the parent. Later ones copy them, and this does nothing.
+    if (missing.empty()) (void)verbs.fork_init();
     // Not in every version; there is another way, or host memory does without.
     verbs.query_gid_table = reinterpret_cast<decltype(verbs.query_gid_table)>(
         dlsym(handle, "_ibv_query_gid_table"));

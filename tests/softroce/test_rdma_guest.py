@@ -1,0 +1,115 @@
+"""The rdma transport from Python, on real verbs: run in a guest of boot.sh, by run.sh."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import kvzc
+import numpy as np
+import pytest
+from helpers import Peer, State, until
+
+pytestmark = pytest.mark.skipif(
+    "KVZC_SOFTROCE" not in os.environ, reason="needs the RDMA devices of a guest of tests/softroce"
+)
+
+
+def own(state: State, rows: int, nbytes: int) -> str:
+    state.engine = kvzc.Engine(transports=["rdma"], default_timeout=30)
+    state.cache = np.zeros((rows, nbytes), np.uint8)  # Any memory will do.
+    state.region = state.engine.register(state.cache)
+    text: str = state.region.handle().to_text()
+    return text
+
+
+def row(state: State, index: int, tag: bytes) -> bytes:
+    arrival = state.engine.arrivals.wait(tag, timeout=30)
+    assert arrival.error is None
+    return bytes(state.cache[index])
+
+
+def grant_text(state: State, index: int, access: str) -> str:
+    state.grant = state.region[index].grant(access)
+    text: str = state.grant.handle().to_text()
+    return text
+
+
+def revoke(state: State) -> None:
+    state.grant.revoke(timeout=20)
+
+
+@pytest.fixture
+def engine() -> Iterator[kvzc.Engine]:
+    with kvzc.Engine(transports=["rdma"], default_timeout=30) as made:
+        yield made
+
+
+def test_info_lists_devices_ports_and_addresses() -> None:
+    reason = {name: text for name, _, text in kvzc._core.transports()}["rdma"]
+    for word in ("rxe0", "port 1", "10.9.0.1", "rxe1", "10.9.0.2", "RoCE v2", "software"):
+        assert word in reason
+
+
+def test_a_put_a_tag_and_a_get(engine: kvzc.Engine) -> None:
+    with Peer() as owner:
+        handle = kvzc.RemoteHandle.from_text(owner.call(own, 8, 300_000))
+        source = np.random.default_rng(1).integers(0, 256, (8, 300_000), np.uint8)
+        transfer = engine.put(source[[5, 1]], handle[[2, 6]], notify=b"rows")
+        transfer.wait()
+        assert transfer.transport == "rdma"
+        assert owner.call(row, 2, b"rows") == source[5].tobytes()
+        back = np.zeros((2, 300_000), np.uint8)
+        engine.get(back, handle[[6, 2]]).wait()
+        assert (back == source[[1, 5]]).all()
+
+
+def test_a_revoked_grant_takes_nothing_more_and_others_go_on(engine: kvzc.Engine) -> None:
+    with Peer() as owner:
+        whole = kvzc.RemoteHandle.from_text(owner.call(own, 4, 4096))
+        grant = kvzc.RemoteHandle.from_text(owner.call(grant_text, 1, "put"))
+        ones = np.ones(4096, np.uint8)
+        engine.put(ones, grant).wait()
+        with pytest.raises(kvzc.AccessDenied):
+            engine.get(np.zeros(4096, np.uint8), grant)
+        owner.call(revoke)
+        with pytest.raises(kvzc.Revoked):
+            engine.put(ones * 2, grant).wait()
+        engine.put(ones * 3, whole[2], notify=b"on").wait()
+        assert owner.call(row, 2, b"on") == bytes([3]) * 4096
+        assert owner.call(bytes_of, 1) == bytes([1]) * 4096
+
+
+def bytes_of(state: State, index: int) -> bytes:
+    return bytes(state.cache[index])
+
+
+def test_a_killed_owner_is_lost_within_a_second(engine: kvzc.Engine) -> None:
+    with Peer() as owner:
+        handle = kvzc.RemoteHandle.from_text(owner.call(own, 1, 1 << 20))
+        engine.put(np.ones((1, 1 << 20), np.uint8), handle).wait()
+        owner.signal(signal.SIGKILL)
+        until(lambda: engine.stats()["peers"] == 0, 2)
+        with pytest.raises(kvzc.PeerLost):
+            engine.put(np.ones((1, 1 << 20), np.uint8), handle).wait()
+
+
+def test_options_choose_device_and_address() -> None:
+    with (
+        kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=["rxe1"], gid_index=1)) as owner,
+        kvzc.Engine(
+            transports=["rdma"], rdma=kvzc.Rdma(devices=["rxe1"], always_flush=True)
+        ) as writer,
+        owner.register(np.zeros(8, np.uint8)) as region,
+    ):
+        writer.put(np.ones(8, np.uint8), region.handle(), notify=b"t").wait()
+        assert owner.arrivals.wait(b"t").error is None
+    with pytest.raises(ValueError, match="rxe9.*rxe0"):
+        kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=["rxe9"]))
+
+
+def test_engines_of_one_host_that_have_both_take_shared_memory() -> None:
+    with kvzc.Engine() as owner, kvzc.Engine() as writer:
+        with owner.register(kvzc.empty(8, "uint8")) as region:
+            transfer = writer.put(np.ones(8, np.uint8), region.handle())
+            transfer.wait()
+            assert transfer.transport == "shm"
