@@ -1,5 +1,6 @@
 #include "cpp/harness.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -20,17 +21,10 @@
 #include "base/futex.h"
 
 namespace kvzc::bench {
-namespace {
 
-[[noreturn]] void die(const std::string& why) {
-  std::fprintf(stderr, "kvzc_bench: %s\n", why.c_str());
+void die(const std::string& why) {
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, why.c_str());
   std::exit(1);
-}
-
-template <typename T>
-T take(Result<T> result) {
-  if (!result.is_ok()) die(result.status().to_string());
-  return result.take();
 }
 
 void write_all(int fd, const void* data, std::size_t nbytes) {
@@ -51,6 +45,14 @@ bool read_all(int fd, void* data, std::size_t nbytes) {
   }
   return true;
 }
+
+std::string size_text(std::uint64_t nbytes) {
+  if (nbytes >= 1u << 20) return std::to_string(nbytes >> 20) + " MiB";
+  if (nbytes >= 1u << 10) return std::to_string(nbytes >> 10) + " KiB";
+  return std::to_string(nbytes) + " B";
+}
+
+namespace {
 
 // The owner: shares its memory, then checks it as often as it is asked to.
 [[noreturn]] void own(int socket, std::uint64_t nbytes) {
@@ -281,23 +283,33 @@ Medians measure(double seconds, const std::vector<Operation>& operations,
 void Report::add(const Row& row) {
   const double gb_per_s = row.put_ns > 0 ? static_cast<double>(row.nbytes) / row.put_ns : 0;
   const auto ratio = [&](double floor) { return row.put_ns > 0 ? floor / row.put_ns : 0; };
+  const auto or_none = [](double value) {
+    char text[32] = "-";
+    if (value > 0) std::snprintf(text, sizeof text, "%.2f", value);
+    return std::string(text);
+  };
   if (!has_header_) {
     has_header_ = true;
-    std::fprintf(stderr, "%-12s %-18s %8s %12s %12s %8s %9s %9s\n", "bench", "what", "runs",
-                 "put+wait us", "p90 us", "GB/s", "of floor", "of memcpy");
+    std::fprintf(stderr, "%-12s %-18s %8s %12s %12s %8s %9s %9s %6s\n", "bench", "what", "runs",
+                 "kvzc us", "p90 us", "GB/s", "of floor", "of memcpy", "goal");
   }
-  std::fprintf(stderr, "%-12s %-18s %8" PRIu64 " %12.2f %12.2f %8.2f %9.2f %9.2f\n",
+  std::fprintf(stderr, "%-12s %-18s %8" PRIu64 " %12.2f %12.2f %8.3f %9.2f %9s %6s\n",
                row.bench.c_str(), row.what.c_str(), row.runs, row.put_ns / 1e3, row.p90_ns / 1e3,
-               gb_per_s, ratio(row.floor_ns), ratio(row.memcpy_ns));
+               gb_per_s, ratio(row.floor_ns), or_none(ratio(row.memcpy_ns)).c_str(),
+               or_none(row.goal).c_str());
   if (!options_.is_json) return;
-  std::printf("{\"bench\": \"%s\", \"what\": \"%s\", \"transport\": \"shm\", \"nbytes\": %" PRIu64
-              ", \"runs\": %" PRIu64
+  std::printf("{\"bench\": \"%s\", \"what\": \"%s\", \"transport\": \"%s\", "
+              "\"nbytes\": %" PRIu64 ", \"runs\": %" PRIu64
               ", \"samples\": %zu, \"put_ns\": %.1f, \"p90_ns\": %.1f, "
-              "\"floor_ns\": %.1f, \"memcpy_ns\": %.1f, \"of_floor\": %.3f, \"of_memcpy\": %.3f, "
-              "\"copy_kernel\": \"%s\", \"cores\": %u}\n",
-              row.bench.c_str(), row.what.c_str(), row.nbytes, row.runs, row.samples, row.put_ns,
-              row.p90_ns, row.floor_ns, row.memcpy_ns, ratio(row.floor_ns), ratio(row.memcpy_ns),
-              copy_kernel(), std::thread::hardware_concurrency());
+              "\"floor_ns\": %.1f, \"of_floor\": %.3f, ",
+              row.bench.c_str(), row.what.c_str(), row.transport, row.nbytes, row.runs, row.samples,
+              row.put_ns, row.p90_ns, row.floor_ns, ratio(row.floor_ns));
+  if (row.memcpy_ns > 0) {
+    std::printf("\"memcpy_ns\": %.1f, \"of_memcpy\": %.3f, \"copy_kernel\": \"%s\", ",
+                row.memcpy_ns, ratio(row.memcpy_ns), copy_kernel());
+  }
+  if (row.goal > 0) std::printf("\"goal\": %.2f, ", row.goal);
+  std::printf("\"cores\": %u}\n", std::thread::hardware_concurrency());
   std::fflush(stdout);
 }
 

@@ -27,7 +27,9 @@ struct Row {
   double put_ns = 0;  // put + wait.
   double p90_ns = 0;
   double floor_ns = 0;   // The best plain copy with the same threads, same bytes, same run.
-  double memcpy_ns = 0;  // One memcpy, or one loop of them, on one thread.
+  double memcpy_ns = 0;  // One memcpy, or one loop of them, on one thread. 0: not measured.
+  const char* transport = "shm";
+  double goal = 0;  // Of "of floor"; 0: none.
 };
 
 // Collects rows; prints a table to stderr and JSON lines to stdout.
@@ -40,6 +42,20 @@ class Report {
   const Options& options_;
   bool has_header_ = false;
 };
+
+// Ends the program.
+[[noreturn]] void die(const std::string& why);
+template <typename T>
+T take(Result<T> result) {
+  if (!result.is_ok()) die(result.status().to_string());
+  return result.take();
+}
+
+// All bytes, between two processes. The writer dies when the reader is gone; the reader gets false.
+void write_all(int fd, const void* data, std::size_t nbytes);
+bool read_all(int fd, void* data, std::size_t nbytes);
+
+std::string size_text(std::uint64_t nbytes);
 
 // Fills with bytes that depend on the seed and cannot be compressed or guessed.
 void fill_random_bytes(std::byte* data, std::uint64_t nbytes, std::uint64_t seed);

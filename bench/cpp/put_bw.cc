@@ -11,16 +11,6 @@
 #include "cpp/harness.h"
 
 namespace kvzc::bench {
-namespace {
-
-std::string size_text(std::uint64_t nbytes) {
-  if (nbytes >= 1u << 20) return std::to_string(nbytes >> 20) + " MiB";
-  if (nbytes >= 1u << 10) return std::to_string(nbytes >> 10) + " KiB";
-  return std::to_string(nbytes) + " B";
-}
-
-}  // namespace
-
 void put_bw(const Options& options, Report& report) {
   constexpr std::uint64_t kSeed = 11;
   TwoProcesses processes(options.most_bytes);
