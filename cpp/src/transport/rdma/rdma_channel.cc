@@ -88,6 +88,9 @@ RdmaChannel::~RdmaChannel() {
 Status RdmaChannel::find_keys(const Operation& operation, std::vector<Registration*>& out) const {
   out.clear();
   for (const Segment& segment : operation.segments) {
+    if (static_cast<const RdmaMemory&>(*segment.remote).rail_count() < rail_count_) {
+      return Status(Code::kProtocol, "the peer named its memory for fewer rails than it has");
+    }
     for (std::size_t r = 0; r < rail_count_; ++r) {
       Result<std::shared_ptr<Registration>> keys =
           Registration::of(poller_.rails()[r]->shared_device(), segment.local);
@@ -135,6 +138,9 @@ void RdmaChannel::post(Operation& operation) {
 
 void RdmaChannel::pump(Endings& endings) {
   pump_messages();
+  for (Progress* progress : std::exchange(shared_.to_flush, {})) {
+    finish_if_over(*progress, endings);
+  }
   if (!shared_.is_lost) pump_data(endings);
   pump_messages();
   ring();
@@ -356,7 +362,12 @@ void RdmaChannel::finish_if_over(Progress& progress, Endings& endings) {
   if (progress.rails_used != 0 && !shared_.is_lost) {
     // Also of one that failed: what had begun must be over at the target too.
     add_flushes(progress);
-    if (progress.outstanding > 0 || progress.rails_used != 0) return;
+    if (progress.outstanding > 0) return;
+    if (progress.rails_used != 0) {
+      std::erase(shared_.to_flush, &progress);
+      shared_.to_flush.push_back(&progress);
+      return;
+    }
   }
   // A tag that went out says that all went well; what was said afterwards came too late.
   Status status = progress.is_tag_posted ? Status::ok() : operation.failure();
@@ -365,6 +376,7 @@ void RdmaChannel::finish_if_over(Progress& progress, Endings& endings) {
                   {operation.tag.bytes, operation.tag.nbytes}, 0, progress.tag_sequence);
   }
   operation.progress = nullptr;
+  std::erase(shared_.to_flush, &progress);
   std::erase(shared_.running, &progress);
   shared_.free_progresses.push_back(&progress);
   endings.add(operation, std::move(status));
@@ -825,6 +837,7 @@ void RdmaChannel::lose_locked(Status why, Endings& endings) {
   for (const auto& pair : shared_.pairs) pair->break_off();
   shared_.outgoing.clear();
   shared_.to_answer.clear();
+  shared_.to_flush.clear();  // The loop below ends them.
   for (Progress* progress : std::vector(shared_.running)) {
     progress->operation->fail(shared_.lost_why);
     give_up_rest(*progress, endings);

@@ -143,6 +143,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
     std::vector<Progress*> running;  // Every operation that has not ended.
     std::deque<Progress*> to_post;   // Of those, the ones with bytes that were not posted.
     std::deque<Piece> again;         // Pieces of a rail that broke.
+    std::vector<Progress*> to_flush;  // Over, but for flushes that there was no room for.
 
     std::deque<Message> outgoing;
     std::uint64_t next_sequence = 1;
