@@ -44,7 +44,7 @@ def test_options_say_which_devices() -> None:
 
 @without_devices
 def test_without_devices_an_explicit_choice_is_refused_with_the_remedy() -> None:
-    with pytest.raises(kvzc.TransportUnavailable, match="rdma|RDMA|libibverbs"):
+    with pytest.raises(kvzc.TransportUnavailable, match=r"rdma|RDMA|libibverbs"):
         kvzc.Engine(transports=["rdma"])
     with pytest.raises(kvzc.TransportUnavailable):
         kvzc.Engine(transports=["shm", "rdma"])

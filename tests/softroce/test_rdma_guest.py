@@ -103,13 +103,16 @@ def test_options_choose_device_and_address() -> None:
     ):
         writer.put(np.ones(8, np.uint8), region.handle(), notify=b"t").wait()
         assert owner.arrivals.wait(b"t").error is None
-    with pytest.raises(ValueError, match="rxe9.*rxe0"):
+    with pytest.raises(ValueError, match=r"rxe9.*rxe0"):
         kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=["rxe9"]))
 
 
 def test_engines_of_one_host_that_have_both_take_shared_memory() -> None:
-    with kvzc.Engine() as owner, kvzc.Engine() as writer:
-        with owner.register(kvzc.empty(8, "uint8")) as region:
-            transfer = writer.put(np.ones(8, np.uint8), region.handle())
-            transfer.wait()
-            assert transfer.transport == "shm"
+    with (
+        kvzc.Engine() as owner,
+        kvzc.Engine() as writer,
+        owner.register(kvzc.empty(8, "uint8")) as region,
+    ):
+        transfer = writer.put(np.ones(8, np.uint8), region.handle())
+        transfer.wait()
+        assert transfer.transport == "shm"
