@@ -5,17 +5,21 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 boot=tests/softroce/boot.sh
 
-if ! $boot --prepare; then
-    [ "${KVZC_SOFTROCE:-}" = required ] && exit 1
+status=0
+$boot --prepare || status=$?
+if [ $status = 77 ] && [ "${KVZC_SOFTROCE:-}" != required ]; then
     echo "test-rdma: SKIPPED: no Soft-RoCE guest can be booted here, for the reason above"
     exit 0
 fi
+[ $status = 0 ] || exit $status
 
 # Emulated, everything is a hundred times slower: fewer rounds, and of the second system only what
 # its small sizes change.
 fewer=PutTest.*:ScatterTest.*:GetTest.*:ArrivalTest.*:BackpressureTest.*:GrantTest.*:KillTest.*:CancelTest.*
 small=$(sed 's,\(^\|:\)\([A-Za-z]*\)\.\*,\1\2.*/rdma_small_processes,g' <<<"$fewer")
+filter="*/rdma_processes:$small:RailTest.*"
+# GoogleTest is content with no test at all, as where the guest has no device.
 $boot -t 900 -e KVZC_ROUNDS="${KVZC_ROUNDS:-5}" -e PYTHONPATH=tests/python -- sh -c "
-    build/core/kvzc_conformance --gtest_brief=1 \
-        --gtest_filter='*/rdma_processes:$small:RailTest.*' &&
+    [ \$(build/core/kvzc_conformance --gtest_list_tests --gtest_filter='$filter' | grep -c /rdma) -ge 150 ] &&
+    build/core/kvzc_conformance --gtest_brief=1 --gtest_filter='$filter' &&
     .venv/bin/python -m pytest -p no:cacheprovider tests/softroce"

@@ -49,7 +49,5 @@ struct FenceEntry {
   std::uint32_t epoch_low;
   std::uint32_t epoch_high;
 };
-inline constexpr std::size_t kFenceEntries =
-    (kMaxBodyBytes - sizeof(std::uint64_t)) / sizeof(FenceEntry);
 
 }  // namespace kvzc::rdma

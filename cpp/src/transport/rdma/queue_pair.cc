@@ -1,7 +1,6 @@
 #include "transport/rdma/queue_pair.h"
 
 #include <errno.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <bit>
@@ -9,6 +8,8 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+
+#include "base/sha256.h"
 
 namespace kvzc::rdma {
 namespace {
@@ -115,7 +116,11 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, CompletionTarget*
   if (!keys.is_ok()) return keys.status();
   out->keys_ = keys.take();
   for (std::uint16_t slot = 0; slot < kReceives; ++slot) out->free_slots_.push_back(slot);
-  out->first_packet_ = static_cast<std::uint32_t>(random()) & 0xffffff;
+  // Random, so that late packets of an earlier pair of the same number are not taken for ours.
+  std::array<std::byte, 4> drawn{};
+  if (Status filled = fill_random(drawn); !filled.is_ok()) return filled;
+  std::memcpy(&out->first_packet_, drawn.data(), sizeof drawn);
+  out->first_packet_ &= 0xffffff;
 
   ibv_qp_attr to{};
   to.qp_state = IBV_QPS_INIT;

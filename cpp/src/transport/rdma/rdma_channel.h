@@ -30,7 +30,6 @@ struct Progress {
   int rail = -1;                  // The one that carries all of it; -1: any may.
   std::uint64_t rails_used = 0;   // Bits: those whose writes must be flushed.
   bool is_all_posted = false;     // Or given up.
-  bool is_flushed = false;        // Flushes were posted too.
   bool is_tag_posted = false;
   std::uint64_t tag_sequence = 0;  // Of a tag that was posted and came back: it may have arrived.
   std::vector<Registration*> local;  // Of segment s on rail r: s * rails + r.
