@@ -50,9 +50,17 @@ void bind_arrivals(py::module_& module) {
           "Random per start of that engine, as 32 hexadecimal digits.")
       .def_property_readonly(
           "pid", [](const PyPeer& self) { return self.info->pid; },
-          "Its process, or 0 when that is in another pid namespace.")
+          "Its process, or 0 when that is in another pid namespace or on another host.")
       .def_property_readonly(
-          "uid", [](const PyPeer& self) { return self.info->uid; }, "Its user id.")
+          "uid", [](const PyPeer& self) { return self.info->uid; },
+          "Its user id; 0 when it is on another host.")
+      .def_property_readonly(
+          "address",
+          [](const PyPeer& self) -> std::optional<std::string> {
+            if (self.info->address.empty()) return std::nullopt;
+            return self.info->address;
+          },
+          "The other end of the connection, \"host:port\"; None when it is on this host.")
       .def_property_readonly(
           "lost",
           [](const PyPeer& self) { return !self.owner->engine->peer_status(*self.info).is_ok(); },
@@ -77,8 +85,10 @@ void bind_arrivals(py::module_& module) {
           "Sends a tag of up to 240 bytes without data. Returns a Transfer. Raises PeerLost,\n"
           "WouldBlock, TimedOut, Closed.")
       .def("__repr__", [](const PyPeer& self) {
-        return "<kvzc.Peer '" + self.info->engine_name + "', pid " +
-               std::to_string(self.info->pid) + ">";
+        return "<kvzc.Peer '" + self.info->engine_name + "', " +
+               (self.info->address.empty() ? "pid " + std::to_string(self.info->pid)
+                                           : "at " + self.info->address) +
+               ">";
       });
 
   py::class_<PyArrival>(module, "Arrival", "A tag that has come in.")

@@ -197,9 +197,17 @@ constexpr const char* kEngineDoc =
     "copy_threads: threads for large copies; 0 chooses by the number of cores.\n"
     "max_transfers: transfers that may run at once before put() pushes back.\n"
     "max_grants: handles that may be alive at once.\n"
+    "connect_timeout: seconds for one attempt to reach a peer.\n"
+    "listen: \"host:port\" at which engines on other hosts reach this one, for example\n"
+    "    \"0.0.0.0:7000\"; port 0: any that is free. Default: none, no port is open.\n"
+    "advertise: \"host:port\" that handles name instead, where others see another address (NAT).\n"
+    "secret: bytes or str, 16 or more, that all engines which may meet over a network share. Both\n"
+    "    sides prove that they know it; it never travels. It keeps strangers out, and does not\n"
+    "    encrypt: the network itself is trusted.\n"
+    "peer_timeout: whole seconds, 2 or more, after which a host that answers nothing is lost. A\n"
+    "    process that is only busy or stopped still answers: its kernel does.\n"
     "rdma: an Rdma, to choose RDMA devices and how they are used.\n"
-    "faults: a Faults, to make trouble on demand in tests.\n"
-    "connect_timeout: seconds for one attempt to reach a peer.";
+    "faults: a Faults, to make trouble on demand in tests.";
 
 // The keyword arguments that every put and get has.
 #define KVZC_TRANSFER_ARGUMENTS                                                 \
@@ -425,7 +433,10 @@ void bind_engine(py::module_& module) {
                        std::uint32_t arrival_depth, const Users& allow_users,
                        std::uint32_t copy_threads, std::uint32_t max_transfers,
                        std::uint32_t max_grants, double connect_timeout,
-                       const std::optional<RdmaOptions>& rdma,
+                       const std::optional<std::string>& listen,
+                       const std::optional<std::string>& advertise,
+                       const std::optional<std::variant<py::bytes, std::string>>& secret,
+                       int peer_timeout, const std::optional<RdmaOptions>& rdma,
                        const std::optional<FaultOptions>& faults) {
              EngineOptions options;
              options.name = name.value_or("");
@@ -443,6 +454,13 @@ void bind_engine(py::module_& module) {
              options.rdma = rdma.value_or(RdmaOptions());
              options.arrival_ttl_seconds = arrival_ttl;
              options.connect_timeout_seconds = std::min(connect_timeout, 1e9);
+             options.listen = listen.value_or("");
+             options.advertise = advertise.value_or("");
+             if (secret) {
+               options.secret = std::visit([](const auto& text) { return std::string(text); }, *secret);
+               if (options.secret.empty()) throw py::value_error("secret is empty; omit it for none");
+             }
+             options.peer_timeout_seconds = peer_timeout;
              options.max_transfers = max_transfers;
              options.max_grants = max_grants;
              options.tuning.copy_threads = copy_threads;
@@ -457,7 +475,9 @@ void bind_engine(py::module_& module) {
            py::arg("arrival_ttl") = 300.0, py::arg("arrival_depth") = 65536,
            py::arg("allow_users") = py::tuple(), py::arg("copy_threads") = 0,
            py::arg("max_transfers") = 16384, py::arg("max_grants") = 131072,
-           py::arg("connect_timeout") = 10.0, py::arg("rdma") = py::none(),
+           py::arg("connect_timeout") = 10.0, py::arg("listen") = py::none(),
+           py::arg("advertise") = py::none(), py::arg("secret") = py::none(),
+           py::arg("peer_timeout") = 5, py::arg("rdma") = py::none(),
            py::arg("faults") = py::none())
       .def_property_readonly(
           "name", [](const PyEngine& self) { return self.engine->name(); },
@@ -466,6 +486,10 @@ void bind_engine(py::module_& module) {
           "incarnation",
           [](const PyEngine& self) { return incarnation_text(self.engine->incarnation()); },
           "Random per start, as 32 hexadecimal digits.")
+      .def_property_readonly(
+          "addresses", [](const PyEngine& self) { return self.engine->addresses(); },
+          "Where engines on other hosts reach it, \"host:port\" each, as its handles say; [] when it\n"
+          "does not listen.")
       .def_property_readonly(
           "closed",
           [](const PyEngine& self) { return self.engine->usable().code() == Code::kClosed; },

@@ -167,9 +167,17 @@ class Engine:
     copy_threads: threads for large copies; 0 chooses by the number of cores.
     max_transfers: transfers that may run at once before put() pushes back.
     max_grants: handles that may be alive at once.
+    connect_timeout: seconds for one attempt to reach a peer.
+    listen: "host:port" at which engines on other hosts reach this one, for example
+        "0.0.0.0:7000"; port 0: any that is free. Default: none, no port is open.
+    advertise: "host:port" that handles name instead, where others see another address (NAT).
+    secret: bytes or str, 16 or more, that all engines which may meet over a network share. Both
+        sides prove that they know it; it never travels. It keeps strangers out, and does not
+        encrypt: the network itself is trusted.
+    peer_timeout: whole seconds, 2 or more, after which a host that answers nothing is lost. A
+        process that is only busy or stopped still answers: its kernel does.
     rdma: an Rdma, to choose RDMA devices and how they are used.
     faults: a Faults, to make trouble on demand in tests.
-    connect_timeout: seconds for one attempt to reach a peer.
     """
     def __enter__(self) -> Engine: ...
     def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None: ...
@@ -187,6 +195,10 @@ class Engine:
         max_transfers: typing.SupportsInt | typing.SupportsIndex = 16384,
         max_grants: typing.SupportsInt | typing.SupportsIndex = 131072,
         connect_timeout: typing.SupportsFloat | typing.SupportsIndex = 10.0,
+        listen: str | None = None,
+        advertise: str | None = None,
+        secret: bytes | str | None = None,
+        peer_timeout: typing.SupportsInt | typing.SupportsIndex = 5,
         rdma: Rdma | None = None,
         faults: Faults | None = None,
     ) -> None: ...
@@ -324,6 +336,12 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """
         A snapshot of the engine's counters.
+        """
+    @property
+    def addresses(self) -> list[str]:
+        """
+        Where engines on other hosts reach it, "host:port" each, as its handles say; [] when it
+        does not listen.
         """
     @property
     def arrivals(self) -> Arrivals:
@@ -737,6 +755,11 @@ class Peer:
         WouldBlock, TimedOut, Closed.
         """
     @property
+    def address(self) -> str | None:
+        """
+        The other end of the connection, "host:port"; None when it is on this host.
+        """
+    @property
     def error(self) -> typing.Any:
         """
         Why it is lost, or None.
@@ -759,12 +782,12 @@ class Peer:
     @property
     def pid(self) -> int:
         """
-        Its process, or 0 when that is in another pid namespace.
+        Its process, or 0 when that is in another pid namespace or on another host.
         """
     @property
     def uid(self) -> int:
         """
-        Its user id.
+        Its user id; 0 when it is on another host.
         """
 
 class Arrival:

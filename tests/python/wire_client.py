@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import mmap
 import os
+import pathlib
 import socket
 import struct
 import threading
@@ -84,6 +85,29 @@ class HandleBytes:
         data = self.data[:12] + incarnation + self.data[28:]
         return HandleBytes(_checked(data.replace(self.engine.encode(), engine.encode())))
 
+    @property
+    def addresses(self) -> list[tuple[int, str]]:
+        """Kind (1 Unix, 2 TCP) and text of each."""
+        return self._addresses()[0]
+
+    def reached_at(self, addresses: Sequence[tuple[int, str]]) -> "HandleBytes":
+        """The same, but its owner is looked for there."""
+        begin, end = self._addresses()[1:]
+        new = bytes([len(addresses)])
+        for kind, text in addresses:
+            new += bytes([kind]) + blob(text.encode())
+        data = self.data[:begin] + new + self.data[end:]
+        return HandleBytes(_checked(data[:8] + struct.pack("<I", len(data)) + data[12:]))
+
+    def _addresses(self) -> tuple[list[tuple[int, str]], int, int]:
+        begin = at = 71 + self.data[70]
+        found = []
+        for _ in range(self.data[at]):
+            kind, nbytes = self.data[at + 1], self.data[at + 2]
+            found.append((kind, self.data[at + 3 : at + 3 + nbytes].decode()))
+            at += 2 + nbytes
+        return found, begin, at + 1
+
     def handle(self) -> kvzc.RemoteHandle:
         return kvzc.RemoteHandle.from_bytes(self.data)
 
@@ -93,7 +117,8 @@ def _checked(data: bytes) -> bytes:
 
 
 def address(engine: str) -> bytes:
-    return f"\0kvzc/{os.getuid()}/{engine}".encode()
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    return f"\0kvzc/{os.getuid()}/{engine}/{hashlib.sha256(boot).hexdigest()[:8]}".encode()
 
 
 def _memory(nbytes: int) -> int:

@@ -32,6 +32,11 @@ struct EngineOptions {
   std::uint32_t max_grants = 131072;        // Alive at the same time.
   std::vector<std::uint32_t> allowed_uids;  // May connect besides this process's own user.
   double connect_timeout_seconds = 10;      // For one attempt to reach a peer.
+  // For peers on other hosts. Nothing listens unless it is asked to.
+  std::string listen;     // "host:port"; port 0: any. "0.0.0.0:0": on all of the host's networks.
+  std::string advertise;  // "host:port" that handles carry instead, where the two differ.
+  std::string secret;     // Shared by all engines that may meet; both sides prove it.
+  int peer_timeout_seconds = 5;  // A host that is silent for so long is lost; 2 or more.
   TransportTuning tuning;
   RdmaOptions rdma;
   std::optional<FaultOptions> faults;          // Trouble on demand, for tests.
@@ -42,8 +47,9 @@ struct EngineOptions {
 struct PeerInfo {
   Incarnation incarnation{};
   std::string engine_name;
-  std::int32_t pid = 0;  // 0 when it is in another pid namespace.
+  std::int32_t pid = 0;  // 0 when it is in another pid namespace, or on another host.
   std::uint32_t uid = 0;
+  std::string address;  // Empty: it is on this host, reached by its kernel.
 };
 
 // A tag that came in.
@@ -188,6 +194,8 @@ class Engine {
 
   const std::string& name() const;
   const Incarnation& incarnation() const;
+  // Gives what handles say of where other hosts reach it; empty when it listens at nothing.
+  const std::vector<std::string>& addresses() const;
   SharedAllocator& allocator() const;
   const EngineOptions& options() const;
   // Says whether calls will be served: kClosed, kForkedEngine or ok.

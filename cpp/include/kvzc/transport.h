@@ -309,6 +309,8 @@ class Transport {
   virtual ~Transport() = default;
   // Gives a constant, terminated text.
   virtual const char* name() const = 0;
+  // Says whether it reaches peers of the same host only: what it offers may carry descriptors.
+  virtual bool is_local() const = 0;
   // Says how a peer reaches this memory. Errors: kTransportUnavailable with reason and remedy.
   virtual Result<Blob> describe(const MemoryPiece& piece) = 0;
   // Reaches memory that the peer described. Errors: kTransportUnavailable with reason and remedy

@@ -10,9 +10,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <string_view>
+
+#include "base/sha256.h"
 
 namespace kvzc {
 namespace {
@@ -111,6 +115,22 @@ std::uint32_t this_thread_number() {
     known_at = now;
   }
   return number;
+}
+
+std::string host_token() {
+  // The kernel draws it at boot; containers of one host see the same.
+  char text[64];
+  const OwnedFd file(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
+  const ssize_t nbytes = file.is_valid() ? read(file.get(), text, sizeof text) : -1;
+  if (nbytes <= 0) return "00000000";
+  const Digest digest = sha256(std::as_bytes(std::span(text, static_cast<std::size_t>(nbytes))));
+  std::string out;
+  for (std::size_t i = 0; i < 4; ++i) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    out += kDigits[std::to_integer<unsigned>(digest[i]) >> 4];
+    out += kDigits[std::to_integer<unsigned>(digest[i]) & 15];
+  }
+  return out;
 }
 
 std::uint64_t pid_namespace() {

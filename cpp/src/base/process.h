@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/fd.h"
 #include "kvzc/status.h"
@@ -37,6 +38,9 @@ inline bool was_descheduled(const ThreadLook& first, const ThreadLook& second) {
 
 // Gives the number of this thread as the kernel counts, as /proc/<pid>/task does. Cost: a load.
 std::uint32_t this_thread_number();
+
+// Gives eight hexadecimal digits that tell this host, as it runs now, from others.
+std::string host_token();
 
 // Gives what tells pid namespaces apart, or 0 when the kernel does not say.
 std::uint64_t pid_namespace();

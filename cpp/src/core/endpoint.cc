@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/process.h"
+#include "base/tcp_socket.h"
 
 namespace kvzc {
 namespace {
@@ -155,9 +156,14 @@ Status Endpoint::cut_off(const Status& why, std::int64_t deadline_ns) {
   return outcome;
 }
 
+std::string_view Endpoint::secret() const {
+  return is_remote() ? std::string_view(host_.options().secret) : std::string_view();
+}
+
 std::string Endpoint::peer_words() const {
   if (!info_) return "the peer";
-  return "engine '" + info_->engine_name + "' (pid " + std::to_string(info_->pid) + ")";
+  return "engine '" + info_->engine_name + "' (" +
+         (info_->address.empty() ? "pid " + std::to_string(info_->pid) : "at " + info_->address) + ")";
 }
 
 // --- Set-up ---
@@ -171,40 +177,96 @@ void Endpoint::connect(std::shared_ptr<Binding> first) {
 
 void Endpoint::try_connect() {
   if (stage_ != Stage::kConnecting || is_lost()) return;
-  const HandleInfo& info = first_->info();
-  const auto address =
-      std::find_if(info.addresses.begin(), info.addresses.end(),
-                   [](const EngineAddress& each) { return each.kind == AddressKind::kUnix; });
-  if (address == info.addresses.end()) {
-    lose(Status(Code::kTransportUnavailable,
-                "the handle has no address that this kvzc can reach; it reads Unix addresses"),
-         PeerFate::kUnknown);
-    return;
+  const std::vector<EngineAddress>& addresses = first_->info().addresses;
+  if (address_at_ == addresses.size()) {
+    if (unreached_.is_ok()) unreached_ = Status(Code::kBadHandle, "the handle has no address");
+    return lose(unreached_, PeerFate::kUnknown);
   }
-  Result<OwnedFd> socket = connect_to(address->text);
+  const EngineAddress& address = addresses[address_at_];
+  switch (address.kind) {
+    case AddressKind::kUnix:
+      return connect_on_host(address.text);
+    case AddressKind::kTcp:
+      return connect_to_host(address.text);
+  }
+  next_address(Status(Code::kTransportUnavailable,
+                      "the handle has an address of a kind that this kvzc does not know"));
+}
+
+void Endpoint::next_address(Status why) {
+  // All reasons are told; the last decides what kind of failure it is.
+  unreached_ = unreached_.is_ok() ? std::move(why)
+                                  : Status(why.code(), std::string(unreached_.text()) + "; " +
+                                                           std::string(why.text()));
+  ++address_at_;
+  try_connect();
+}
+
+void Endpoint::connect_on_host(const std::string& address) {
+  Result<OwnedFd> socket = connect_to(address);
   if (!socket.is_ok()) {
-    if (socket.status().code() == Code::kWouldBlock) {
-      host_.loop().run_at(now_ns() + kConnectRetryNs,
-                          [self = shared_from_this()] { self->try_connect(); });
-      return;
-    }
-    lose(socket.status(), PeerFate::kUnknown);
+    if (socket.status().code() != Code::kWouldBlock) return next_address(socket.status());
+    host_.loop().run_at(now_ns() + kConnectRetryNs,
+                        [self = shared_from_this()] { self->try_connect(); });
     return;
   }
-  socket_ = socket.take();
-  Result<PeerCredentials> credentials = peer_credentials(socket_.get());
+  socket_ = ControlSocket(ControlSocket::Kind::kUnix, socket.take());
+  Result<PeerCredentials> credentials = peer_credentials(socket_.fd());
   if (!credentials.is_ok()) return lose(credentials.status(), PeerFate::kUnknown);
   credentials_ = *credentials;
   if (!host_.is_allowed(credentials_.uid)) {
     return lose(Status(Code::kAccessDenied,
-                       "the engine at '" + address->text + "' runs as user id " +
+                       "the engine at '" + address + "' runs as user id " +
                            std::to_string(credentials_.uid) +
                            ", which is not ours; name that user in Engine(allow_users=[...]) on "
                            "both sides to allow it"),
                 PeerFate::kUnknown);
   }
+  say_hello();
+}
+
+void Endpoint::connect_to_host(const std::string& address) {
+  if (host_.options().secret.empty()) {
+    return next_address(Status(Code::kAccessDenied,
+                               "its owner is on another host, at " + address +
+                                   "; engines that meet over a network share a secret: give this "
+                                   "one the owner's, Engine(secret=...)"));
+  }
+  Result<OwnedFd> socket = begin_connect_tcp(address);
+  if (!socket.is_ok()) return next_address(socket.status());
+  socket_ = ControlSocket(ControlSocket::Kind::kTcp, socket.take());
+  host_.sockets().add(socket_.fd());
+  const auto give_up = [this](Status why) {
+    host_.loop().unwatch(socket_.fd());
+    host_.sockets().remove(socket_.fd());
+    socket_ = {};
+    next_address(std::move(why));
+  };
+  Status watched = host_.loop().watch(
+      socket_.fd(), EPOLLOUT, [self = shared_from_this(), address, give_up](std::uint32_t) {
+        Status connected = connect_result(self->socket_.fd(), address);
+        if (!connected.is_ok()) return give_up(std::move(connected));
+        self->host_.loop().unwatch(self->socket_.fd());
+        self->host_.sockets().remove(self->socket_.fd());
+        detect_silence(self->socket_.fd(), self->host_.options().peer_timeout_seconds);
+        self->say_hello();
+      });
+  if (!watched.is_ok()) return give_up(watched);
+  // Each address has its share of the time, so that one behind a firewall does not hide the next.
+  const std::int64_t now = now_ns();
+  const auto left = static_cast<std::int64_t>(first_->info().addresses.size() - address_at_);
+  const std::int64_t share = (handshake_deadline_ns_ - now) * 9 / 10 / left;
+  host_.loop().run_at(now + share, [self = shared_from_this(), at = address_at_, address, give_up] {
+    if (self->stage_ != Stage::kConnecting || self->is_lost() || self->address_at_ != at) return;
+    give_up(Status(Code::kPeerLost, "nobody answers at " + address +
+                                        ": its host is down, or a firewall is between"));
+  });
+}
+
+void Endpoint::say_hello() {
   Status watched = watch_socket();
   if (!watched.is_ok()) return lose(watched, PeerFate::kUnknown);
+  const HandleInfo& info = first_->info();
   hello_.from = host_.incarnation();
   hello_.to = info.incarnation;
   hello_.grant_id = info.grant_id;
@@ -215,13 +277,14 @@ void Endpoint::try_connect() {
   send(wire::encode(hello_));
 }
 
-void Endpoint::accept(OwnedFd socket) {
+void Endpoint::accept(ControlSocket socket) {
   is_server_ = true;
   stage_ = Stage::kAwaitHello;
   socket_ = std::move(socket);
   Status watched = watch_socket();
   if (!watched.is_ok()) return lose(watched, PeerFate::kUnknown);
-  Result<PeerCredentials> credentials = peer_credentials(socket_.get());
+  if (is_remote()) return detect_silence(socket_.fd(), host_.options().peer_timeout_seconds);
+  Result<PeerCredentials> credentials = peer_credentials(socket_.fd());
   if (!credentials.is_ok()) return lose(credentials.status(), PeerFate::kUnknown);
   credentials_ = *credentials;
   if (!host_.is_allowed(credentials_.uid)) {
@@ -234,14 +297,15 @@ void Endpoint::accept(OwnedFd socket) {
 }
 
 Status Endpoint::watch_socket() {
-  host_.sockets().add(socket_.get());
+  host_.sockets().add(socket_.fd());
   return host_.loop().watch(
-      socket_.get(), EPOLLIN,
+      socket_.fd(), EPOLLIN,
       [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
 }
 
 Status Endpoint::watch_process() {
-  pidfd_ = open_pidfd(socket_.get(), credentials_.pid);
+  if (is_remote()) return Status::ok();
+  pidfd_ = open_pidfd(socket_.fd(), credentials_.pid);
   if (!pidfd_.is_valid()) return Status::ok();  // The connection's end must do.
   return host_.loop().watch(pidfd_.get(), EPOLLIN,
                             [self = shared_from_this()](std::uint32_t) { self->on_exit(); });
@@ -264,8 +328,12 @@ void Endpoint::peer_has_exited() {
   become_gone();
 }
 
-void Endpoint::on_end_of_connection() {
+void Endpoint::on_end_of_connection(const Status& how) {
   // All that it said was read.
+  if (is_remote()) {
+    return lose(Status(Code::kPeerLost, peer_words() + " is lost: " + std::string(how.text())),
+                PeerFate::kUnknown);
+  }
   if (!pidfd_.is_valid()) return peer_has_exited();
   // A process closes its files a moment before it counts as exited; that is waited for, but by a
   // timer: many may end at once.
@@ -283,11 +351,11 @@ void Endpoint::on_events(std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) flush();
   // As much as is there, but not for ever: other peers wait too.
   for (int messages = 0; messages < 64 && !is_lost(); ++messages) {
-    Result<Message> message = receive_message(socket_.get());
+    Result<Message> message = socket_.receive();
     if (!message.is_ok()) {
       if (message.status().code() == Code::kWouldBlock) break;
       if (message.status().code() == Code::kPeerLost && stage_ == Stage::kReady) {
-        on_end_of_connection();
+        on_end_of_connection(message.status());
       } else {
         lose(message.status(), PeerFate::kUnknown);
       }
@@ -301,7 +369,7 @@ void Endpoint::on_events(std::uint32_t events) {
 
 void Endpoint::read_to_the_end() {
   for (int messages = 0; messages < 64; ++messages) {
-    const Result<Message> message = receive_message(socket_.get());
+    const Result<Message> message = socket_.receive();
     if (message.is_ok() || message.status().code() == Code::kProtocol ||
         message.status().code() == Code::kLimitExceeded) {
       continue;  // Whatever it still says.
@@ -309,8 +377,9 @@ void Endpoint::read_to_the_end() {
     if (message.status().code() == Code::kWouldBlock) return;
     break;
   }
-  // The end of a connection proves the end of a process only where nothing better is known.
-  if (pidfd_.is_valid()) return close_socket();
+  // The end of a connection proves the end of a process only on one host, and only where nothing
+  // better is known.
+  if (pidfd_.is_valid() || is_remote()) return close_socket();
   become_gone();
 }
 
@@ -335,10 +404,10 @@ void Endpoint::become_gone() {
 
 void Endpoint::close_socket() {
   if (std::exchange(is_socket_closed_, true)) return;
-  host_.loop().unwatch(socket_.get());
-  host_.sockets().remove(socket_.get());
+  host_.loop().unwatch(socket_.fd());
+  host_.sockets().remove(socket_.fd());
   // Kicks may come from any thread: the number must not become another file's. Shut, not closed.
-  ::shutdown(socket_.get(), SHUT_RDWR);
+  ::shutdown(socket_.fd(), SHUT_RDWR);
 }
 
 void Endpoint::on_message(Message message) {
@@ -433,7 +502,7 @@ Status Endpoint::on_hello(const wire::Hello& hello) {
   wire::Challenge challenge;
   Status filled = fill_random(challenge.nonce);
   if (!filled.is_ok()) return filled;
-  session_ = wire::session(hello_, challenge.nonce);
+  session_ = wire::session(hello_, challenge.nonce, secret());
   challenge.proof = wire::prove(door_->key, kOwnerRole, session_, door_->id);
   challenge.engine_name = host_.engine_name();
   stage_ = Stage::kAwaitProof;
@@ -442,11 +511,17 @@ Status Endpoint::on_hello(const wire::Hello& hello) {
 }
 
 Status Endpoint::on_challenge(const wire::Challenge& challenge) {
-  session_ = wire::session(hello_, challenge.nonce);
+  session_ = wire::session(hello_, challenge.nonce, secret());
   const HandleInfo& info = first_->info();
   if (challenge.version != wire::kProtocolVersion ||
       !equal_in_constant_time(challenge.proof,
                               wire::prove(info.key, kOwnerRole, session_, info.grant_id))) {
+    if (is_remote()) {
+      return Status(Code::kAccessDenied,
+                    "who listens at " + remote_address(socket_.fd()) +
+                        " has another secret than this engine, or does not know the handle's key; "
+                        "give both the same Engine(secret=...), and use a fresh handle");
+    }
     return Status(Code::kBadHandle,
                   "who listens at the handle's address does not know the handle's key: the handle "
                   "is forged or damaged, or another program has taken the address");
@@ -465,8 +540,14 @@ Status Endpoint::on_challenge(const wire::Challenge& challenge) {
 Status Endpoint::on_proof(const wire::Proof& proof, std::vector<OwnedFd> fds) {
   if (!equal_in_constant_time(proof.proof,
                               wire::prove(door_->key, kHolderRole, session_, door_->id))) {
+    if (is_remote()) {
+      return refuse(Code::kAccessDenied, "the peer has another secret than engine '" +
+                                             host_.engine_name() +
+                                             "', or does not know the key of the grant it named");
+    }
     return refuse(Code::kBadHandle, "the peer does not know the key of the grant it named");
   }
+  host_.endpoint_returned(*this);
   wire::Welcome welcome;
   std::vector<OwnedFd> own_fds;
   Status joined = make_offers(&welcome.offers, &own_fds);
@@ -486,6 +567,10 @@ Status Endpoint::on_welcome(const wire::Welcome& welcome, std::vector<OwnedFd> f
 
 Status Endpoint::make_offers(std::vector<wire::Offer>* offers, std::vector<OwnedFd>* fds) {
   for (const auto& transport : host_.transports()) {
+    if (is_remote() && transport->is_local()) {
+      halves_.push_back(nullptr);
+      continue;
+    }
     Result<std::unique_ptr<ChannelHalf>> half = transport->open_channel();
     if (!half.is_ok()) return half.status();
     Result<Blob> blob = (*half)->offer();
@@ -499,7 +584,10 @@ Status Endpoint::make_offers(std::vector<wire::Offer>* offers, std::vector<Owned
 }
 
 bool Endpoint::send_kick(void* self) {
-  return send_message(static_cast<Endpoint*>(self)->socket_.get(), wire::encode_kick(), {}).is_ok();
+  const ControlSocket& socket = static_cast<Endpoint*>(self)->socket_;
+  // On a stream it might come into the middle of a message. Who sends kicks is on this host.
+  if (socket.is_remote()) return false;
+  return send_message(socket.fd(), wire::encode_kick(), {}).is_ok();
 }
 
 Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector<OwnedFd> fds) {
@@ -508,7 +596,8 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
   if (!watched.is_ok()) return watched;
   // The channels report arrivals with the endpoint's address, and these need to know the peer.
   info_ = std::make_shared<const PeerInfo>(
-      PeerInfo{peer_incarnation_, peer_name_, credentials_.pid, credentials_.uid});
+      PeerInfo{peer_incarnation_, peer_name_, credentials_.pid, credentials_.uid,
+               is_remote() ? remote_address(socket_.fd()) : ""});
   channels_.resize(transports.size());
   bool has_one = false;
   std::string unreachable;
@@ -517,7 +606,7 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
     Result<std::vector<OwnedFd>> own = take_fds(fds, &at, offer.fd_count);
     if (!own.is_ok()) return own.status();
     for (std::size_t i = 0; i < transports.size(); ++i) {
-      if (transports[i]->name() != offer.transport || channels_[i]) continue;
+      if (transports[i]->name() != offer.transport || channels_[i] || !halves_[i]) continue;
       Blob blob;
       blob.bytes = offer.bytes;
       blob.fds = own.take();
@@ -538,10 +627,14 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
   if (has_one) return Status::ok();
   if (!unreachable.empty()) return Status(Code::kTransportUnavailable, unreachable);
   std::string ours, theirs;
-  for (const auto& transport : transports) ours += " " + std::string(transport->name());
+  for (const auto& transport : transports) {
+    if (!is_remote() || !transport->is_local()) ours += " " + std::string(transport->name());
+  }
   for (const wire::Offer& offer : offers) theirs += " " + offer.transport;
   return Status(Code::kTransportUnavailable,
-                "no transport in common: here" + ours + ", at the peer" + theirs);
+                "no transport in common" + std::string(is_remote() ? " between two hosts" : "") +
+                    ": here" + (ours.empty() ? " none" : ours) + ", at the peer" +
+                    (theirs.empty() ? " none" : theirs) + "; `kvzc info` says what each host lacks");
 }
 
 void Endpoint::become_ready() {
@@ -656,7 +749,7 @@ Status Endpoint::on_storage(const wire::Storage& storage, std::vector<OwnedFd> f
     Result<std::vector<OwnedFd>> own = take_fds(fds, &at, road.fd_count);
     if (!own.is_ok()) return own.status();
     for (std::size_t i = 0; i < transports.size(); ++i) {
-      if (transports[i]->name() != road.transport) continue;
+      if (transports[i]->name() != road.transport || !channels_[i]) continue;
       if (road.code != Code::kOk) {
         import.roads[i] = Status(road.code, road.text);
         continue;
@@ -773,7 +866,7 @@ void Endpoint::send(std::vector<std::byte> bytes, std::vector<OwnedFd> fds) {
 
 void Endpoint::flush() {
   while (!outgoing_.empty() && !is_lost()) {
-    Status sent = send_message(socket_.get(), outgoing_.front().bytes, outgoing_.front().fds);
+    Status sent = socket_.send(outgoing_.front());
     if (sent.code() == Code::kWouldBlock) break;
     // What was received before the end still counts: it may say why. Reading finds the end.
     if (!sent.is_ok()) {
@@ -784,7 +877,7 @@ void Endpoint::flush() {
   }
   if (wants_write_ == !outgoing_.empty() || is_lost()) return;
   wants_write_ = !wants_write_;
-  host_.loop().change(socket_.get(), wants_write_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  host_.loop().change(socket_.fd(), wants_write_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 Status Endpoint::refuse(Code code, std::string text) {
@@ -843,8 +936,8 @@ void Endpoint::lose(Status why, PeerFate fate) {
   if (!is_doubtful_ && pidfd_.is_valid()) host_.loop().unwatch(pidfd_.get());
   if (socket_.is_valid() && is_quiet) {
     if (is_doubtful_) {
-      ::shutdown(socket_.get(), SHUT_WR);
-      if (std::exchange(wants_write_, false)) host_.loop().change(socket_.get(), EPOLLIN);
+      ::shutdown(socket_.fd(), SHUT_WR);
+      if (std::exchange(wants_write_, false)) host_.loop().change(socket_.fd(), EPOLLIN);
     } else {
       close_socket();
     }

@@ -17,6 +17,7 @@
 #include "base/unix_socket.h"
 #include "core/binding.h"
 #include "core/control_loop.h"
+#include "core/control_socket.h"
 #include "core/grant_table.h"
 #include "core/wire.h"
 #include "kvzc/engine.h"
@@ -35,9 +36,12 @@ class EndpointHost {
   virtual SocketList& sockets() = 0;
   virtual std::span<const std::unique_ptr<Transport>> transports() = 0;
   virtual bool is_allowed(std::uint32_t uid) const = 0;
+  virtual const EngineOptions& options() const = 0;
 
   // --- Thread: control. ---
 
+  // It has proved to be who it says; one that it had before, as far as is known here, is void.
+  virtual void endpoint_returned(Endpoint& endpoint) = 0;
   // It can carry operations from now on.
   virtual void endpoint_ready(Endpoint& endpoint) = 0;
   // It never will again; `bindings` are those that used it or waited for it.
@@ -86,7 +90,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Begins to reach the peer that `first` names; its grant's key opens the door.
   void connect(std::shared_ptr<Binding> first);
   // Takes over a connection that was accepted.
-  void accept(OwnedFd socket);
+  void accept(ControlSocket socket);
   // Asks for a grant's storages, now or once ready; the binding hears of it.
   void attach(std::shared_ptr<Binding> binding);
   // Tells the peer that a storage is gone, if it knew of it.
@@ -102,6 +106,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Says whether its process has exited or its engine has closed, for all that is known.
   bool has_peer_ended() const { return has_peer_ended_; }
   bool is_server() const { return is_server_; }
+  // Says whether it is reached over a network, which may come back.
+  bool is_remote() const { return socket_.is_remote(); }
 
  private:
   enum class Stage {
@@ -119,7 +125,12 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
     std::vector<Result<std::shared_ptr<RemoteMemory>>> roads;
   };
 
+  // Tries the address at address_at_ of the handle.
   void try_connect();
+  void connect_on_host(const std::string& address);
+  void connect_to_host(const std::string& address);
+  void next_address(Status why);
+  void say_hello();
   Status watch_socket();
   void on_events(std::uint32_t events);
   void on_message(Message message);
@@ -129,7 +140,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void on_exit();
   // Nothing of the peer is left, and nothing it said is unread.
   void peer_has_exited();
-  void on_end_of_connection();
+  void on_end_of_connection(const Status& how);
   // Reads on until the lost peer has let go of the connection too.
   void read_to_the_end();
   // Looks, again and again, whether a lost peer has come to rest.
@@ -163,6 +174,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void flush();
   // Sends a refusal and loses the connection with the same words.
   Status refuse(Code code, std::string text);
+  // What both sides must know besides a grant's key; empty on one host.
+  std::string_view secret() const;
   std::string peer_words() const;
 
   EndpointHost& host_;
@@ -180,7 +193,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Control thread only.
   Stage stage_ = Stage::kNew;
   bool is_server_ = false;
-  OwnedFd socket_;
+  ControlSocket socket_;  // Constant once ready.
+  std::size_t address_at_ = 0;
+  Status unreached_;  // Why the addresses before it did not do.
   OwnedFd pidfd_;  // Constant once ready.
   bool wants_write_ = false;
   bool has_peer_ended_ = false;

@@ -246,6 +246,7 @@ Engine::~Engine() {
 
 const std::string& Engine::name() const { return core_->engine_name(); }
 const Incarnation& Engine::incarnation() const { return core_->incarnation(); }
+const std::vector<std::string>& Engine::addresses() const { return core_->addresses(); }
 SharedAllocator& Engine::allocator() const { return *core_->options().allocator; }
 const EngineOptions& Engine::options() const { return core_->options(); }
 Status Engine::usable() const { return core_->usable(); }

@@ -11,7 +11,9 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/process.h"
 #include "base/sha256.h"
+#include "base/tcp_socket.h"
 #include "base/unix_socket.h"
 #include "transport/transport_list.h"
 
@@ -32,6 +34,10 @@ constexpr std::size_t kMostLostPeers = 4096;
 constexpr std::size_t kMostStorages = 4096;
 // The list of runs of one transfer takes 24 bytes each: 400 MB.
 constexpr std::uint64_t kMostPieces = 1u << 24;
+// A peer on another host that was lost is tried again after this long.
+constexpr std::int64_t kNetworkPauseNs = kSecondNs;
+constexpr std::size_t kLeastSecretBytes = 16;
+constexpr std::size_t kMostAddresses = 8;
 // A waiting thread looks this long before it sleeps.
 constexpr std::int64_t kSpinNs = 20'000;
 
@@ -87,7 +93,8 @@ Status EngineCore::start() {
   if (options_.name.empty()) {
     options_.name = std::to_string(getpid()) + "-" + incarnation_text(incarnation_).substr(0, 8);
   }
-  address_ = "kvzc/" + std::to_string(getuid()) + "/" + options_.name;
+  // With the host's mark: a handle that has travelled finds nobody there, whatever runs there.
+  address_ = "kvzc/" + std::to_string(getuid()) + "/" + options_.name + "/" + host_token();
 
   Result<Doorbell> doorbell = Doorbell::create();
   if (!doorbell.is_ok()) return doorbell.status();
@@ -115,13 +122,57 @@ Status EngineCore::start() {
   if (!listener.is_ok()) return listener.status();
   listener_ = listener.take();
   sockets_.add(listener_.get());
+  if (Status listening = listen_to_hosts(); !listening.is_ok()) return listening;
   Status started = loop_.start();
   if (!started.is_ok()) return started;
   loop_.post([this] {
-    (void)loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { on_connection(); });
+    watch_listener(listener_, ControlSocket::Kind::kUnix);
+    if (host_listener_.is_valid()) watch_listener(host_listener_, ControlSocket::Kind::kTcp);
     loop_.run_at(now_ns() + kSecondNs, [this] { tick(); });
   });
   return Status::ok();
+}
+
+Status EngineCore::listen_to_hosts() {
+  const auto refused = [](std::string why) { return Status(Code::kInvalidArgument, std::move(why)); };
+  if (!options_.secret.empty() && options_.secret.size() < kLeastSecretBytes) {
+    return refused("the secret is " + std::to_string(options_.secret.size()) +
+                   " bytes long; at least 16 that nobody can guess, for example those of "
+                   "python3 -c 'import secrets; print(secrets.token_hex(16))'");
+  }
+  if (options_.peer_timeout_seconds < 2 || options_.peer_timeout_seconds > 3600) {
+    return refused("the peer timeout is " + std::to_string(options_.peer_timeout_seconds) +
+                   " s; it must be whole seconds, 2 to 3600");
+  }
+  if (options_.listen.empty()) {
+    if (options_.advertise.empty()) return Status::ok();
+    return refused("advertise= says where others reach what listen= opens; give both");
+  }
+  if (options_.secret.empty()) {
+    return refused("an engine that listens at " + options_.listen +
+                   " needs a secret, which its peers know too: Engine(secret=...)");
+  }
+  Result<std::vector<std::string>> own = look_up(options_.listen);
+  if (!own.is_ok()) return own.status();
+  Result<OwnedFd> listener = listen_tcp(own->front());
+  if (!listener.is_ok()) return listener.status();
+  host_listener_ = listener.take();
+  sockets_.add(host_listener_.get());
+  const std::string bound = local_address(host_listener_.get());
+  if (options_.advertise.empty()) {
+    addresses_ = reachable_addresses(bound);
+  } else {
+    std::string outer = options_.advertise;
+    // Port 0: the one that was found.
+    if (outer.ends_with(":0")) outer = outer.substr(0, outer.size() - 2) + bound.substr(bound.rfind(':'));
+    Result<std::vector<std::string>> named = look_up(outer);
+    if (!named.is_ok()) return named.status();
+    addresses_ = named.take();
+  }
+  if (addresses_.size() > kMostAddresses) addresses_.resize(kMostAddresses);
+  if (!addresses_.empty()) return Status::ok();
+  return refused("this host has no address but loopback that handles could name for " + bound +
+                 "; listen at a certain address, or name one in advertise=");
 }
 
 void EngineCore::end_waiting(const Status& why) {
@@ -171,9 +222,12 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   // Those who do not leave by themselves are cut off with it.
   loop_.post([this] {
     // The address first: who hears the goodbye and finds it taken takes that for another engine.
-    loop_.unwatch(listener_.get());
-    sockets_.remove(listener_.get());
-    listener_.reset();
+    for (OwnedFd* listener : {&listener_, &host_listener_}) {
+      if (!listener->is_valid()) continue;
+      loop_.unwatch(listener->get());
+      sockets_.remove(listener->get());
+      listener->reset();
+    }
     for (const auto& endpoint : std::vector(endpoints_)) {
       endpoint->say_bye(Status(Code::kClosed, "its engine was closed"), PeerFate::kUnknown);
     }
@@ -352,6 +406,9 @@ Result<HandleInfo> EngineCore::describe(const GrantRecord& grant, const View& vi
   info.incarnation = incarnation_;
   info.engine_name = options_.name;
   info.addresses.push_back({AddressKind::kUnix, address_});
+  for (const std::string& address : addresses_) {
+    info.addresses.push_back({AddressKind::kTcp, address});
+  }
   info.grant_id = grant.id;
   info.access = grant.access;
   info.key = grant.key;
@@ -1054,15 +1111,21 @@ void EngineCore::expire_deadlines() {
 
 // --- Reaching peers (control thread) ---
 
-void EngineCore::on_connection() {
+void EngineCore::watch_listener(OwnedFd& listener, ControlSocket::Kind kind) {
+  (void)loop_.watch(listener.get(), EPOLLIN,
+                    [this, &listener, kind](std::uint32_t) { on_connection(listener, kind); });
+}
+
+void EngineCore::on_connection(OwnedFd& listener, ControlSocket::Kind kind) {
   for (int accepted = 0; accepted < 16; ++accepted) {
-    Result<OwnedFd> socket = accept_from(listener_.get());
+    Result<OwnedFd> socket = kind == ControlSocket::Kind::kTcp ? accept_tcp(listener.get())
+                                                               : accept_from(listener.get());
     if (!socket.is_ok()) {
       // Mostly no descriptor is left. Those who wait stay in the queue; looking again at once would
       // burn a core.
-      loop_.change(listener_.get(), 0);
-      loop_.run_at(now_ns() + kAcceptPauseNs, [this] {
-        if (listener_.is_valid()) loop_.change(listener_.get(), EPOLLIN);
+      loop_.change(listener.get(), 0);
+      loop_.run_at(now_ns() + kAcceptPauseNs, [this, &listener] {
+        if (listener.is_valid()) loop_.change(listener.get(), EPOLLIN);
       });
       return;
     }
@@ -1079,7 +1142,7 @@ void EngineCore::on_connection() {
     auto endpoint = std::make_shared<Endpoint>(
         *this, now_ns() + static_cast<std::int64_t>(options_.connect_timeout_seconds * 1e9));
     endpoints_.push_back(endpoint);
-    endpoint->accept(socket.take());
+    endpoint->accept(ControlSocket(kind, socket.take()));
     check_handshakes();
   }
 }
@@ -1089,11 +1152,13 @@ void EngineCore::start_binding(std::shared_ptr<Binding> binding) {
   {
     std::unique_lock lock(mutex_);
     const auto lost = lost_peers_.find(info.incarnation);
-    if (lost != lost_peers_.end()) {
-      const Status known = lost->second.why;
+    if (lost != lost_peers_.end() && now_ns() < lost->second.retry_ns) {
+      const LostPeer known = lost->second;
       lock.unlock();
-      const Status why = after_loss(info, known);
-      for (OperationSlot* slot : binding->fail(why, Binding::Finality::kFinal)) retire(*slot, why);
+      const Status why = after_loss(info, known.why);
+      const auto finality =
+          known.is_final() ? Binding::Finality::kFinal : Binding::Finality::kRetry;
+      for (OperationSlot* slot : binding->fail(why, finality)) retire(*slot, why);
       return;
     }
   }
@@ -1131,8 +1196,20 @@ void EngineCore::check_handshakes() {
   loop_.run_at(next, [this] { check_handshakes(); });
 }
 
+void EngineCore::endpoint_returned(Endpoint& endpoint) {
+  if (!endpoint.is_remote()) return;
+  // The peer's end of an old connection has died without our hearing of it.
+  for (const auto& other : std::vector(endpoints_)) {
+    if (other.get() == &endpoint || !other->is_remote() || !other->is_server()) continue;
+    if (!other->is_ready() || other->peer_incarnation() != endpoint.peer_incarnation()) continue;
+    other->lose(Status(Code::kPeerLost, "the peer has lost this connection and made another"),
+                PeerFate::kUnknown);
+  }
+}
+
 void EngineCore::endpoint_ready(Endpoint& endpoint) {
   std::lock_guard lock(mutex_);
+  lost_peers_.erase(endpoint.peer_incarnation());
   auto list = std::make_shared<Endpoints>(*drained_);
   list->push_back(endpoint.shared_from_this());
   drained_ = std::move(list);
@@ -1142,6 +1219,12 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
                                std::span<const std::shared_ptr<Binding>> bindings, PeerFate fate) {
   const Status why = endpoint.why();
   const bool was_ready = endpoint.is_ready();
+  // On one host a process that is gone stays gone. What is not reached over a network may be back
+  // later; and where an engine has closed another may listen now, which says so.
+  const bool may_return = endpoint.is_remote() &&
+                          (why.code() == Code::kPeerLost || why.code() == Code::kTimedOut);
+  const std::int64_t pause_ns = endpoint.has_peer_ended() ? 0 : kNetworkPauseNs;
+  const std::int64_t retry_ns = may_return ? now_ns() + pause_ns : INT64_MAX;
   {
     std::lock_guard lock(mutex_);
     auto list = std::make_shared<Endpoints>(*drained_);
@@ -1153,12 +1236,23 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
     if (was_ready && !may_change(why.code()) && !is_closed_.load(std::memory_order_acquire)) {
       if (lost_peers_.size() >= kMostLostPeers) lost_peers_.erase(lost_peers_.begin());
       lost_peers_.insert_or_assign(endpoint.peer_incarnation(),
-                                   LostPeer{why, endpoint.has_peer_ended()});
+                                   LostPeer{why, endpoint.has_peer_ended(), retry_ns});
+    } else if (const auto lost = lost_peers_.find(endpoint.peer_incarnation());
+               lost != lost_peers_.end() && !lost->second.is_final()) {
+      // It was tried again. In vain: until the next time everybody hears so at once.
+      if (why.code() == Code::kPeerLost || why.code() == Code::kTimedOut) {
+        lost->second.retry_ns = now_ns() + kNetworkPauseNs;
+      } else if (why.code() == Code::kStaleHandle) {
+        lost->second = {why, true, INT64_MAX};
+      } else {
+        lost->second.retry_ns = 0;  // Somebody answers there.
+      }
     }
   }
   std::erase_if(endpoints_, [&](const auto& each) { return each.get() == &endpoint; });
   // A peer that was never reached may be there next time.
-  const bool may_retry = may_change(why.code()) || (!was_ready && why.code() == Code::kPeerLost);
+  const bool may_retry = may_change(why.code()) || may_return ||
+                         (!was_ready && why.code() == Code::kPeerLost);
   for (const auto& binding : bindings) {
     for (OperationSlot* slot :
          binding->fail(why, may_retry ? Binding::Finality::kRetry : Binding::Finality::kFinal)) {

@@ -18,6 +18,7 @@
 #include "base/socket_list.h"
 #include "core/binding.h"
 #include "core/control_loop.h"
+#include "core/control_socket.h"
 #include "core/deadlines.h"
 #include "core/endpoint.h"
 #include "core/grant_table.h"
@@ -120,10 +121,13 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // --- EndpointHost ---
   const Incarnation& incarnation() const override { return incarnation_; }
   const std::string& engine_name() const override { return options_.name; }
+  // Where other hosts reach it. Constant once started.
+  const std::vector<std::string>& addresses() const { return addresses_; }
   GrantTable& grants() override { return grants_; }
   ControlLoop& loop() override { return loop_; }
   std::span<const std::unique_ptr<Transport>> transports() override { return transports_; }
   bool is_allowed(std::uint32_t uid) const override;
+  void endpoint_returned(Endpoint& endpoint) override;
   void endpoint_ready(Endpoint& endpoint) override;
   void endpoint_lost(Endpoint& endpoint, std::span<const std::shared_ptr<Binding>> bindings,
                      PeerFate fate) override;
@@ -132,7 +136,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void binding_answered(Endpoint& endpoint, const std::shared_ptr<Binding>& binding, Status status,
                         std::shared_ptr<const Binding::Resolved> resolved) override;
 
-  const EngineOptions& options() const { return options_; }
+  const EngineOptions& options() const override { return options_; }
   // Closes what a forked child must not keep open. Thread: the child's only one.
   void close_inherited_sockets() { sockets_.close_all(); }
   SocketList& sockets() override { return sockets_; }
@@ -164,6 +168,10 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   struct LostPeer {
     Status why;
     bool has_ended = false;  // Its process has exited or its engine has closed.
+    // From then on it may be tried again: networks come back.
+    std::int64_t retry_ns = INT64_MAX;
+
+    bool is_final() const { return retry_ns == INT64_MAX; }
   };
 
   // --- Transfers. Any thread. ---
@@ -185,8 +193,12 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void expire_deadlines();
   void watch_deadlines();
 
+  // Binds the port that options name and says where others reach it.
+  Status listen_to_hosts();
+
   // Control thread.
-  void on_connection();
+  void watch_listener(OwnedFd& listener, ControlSocket::Kind kind);
+  void on_connection(OwnedFd& listener, ControlSocket::Kind kind);
   void check_handshakes();
   void tick();
   // Something that waits for a credit: a transfer that was accepted before its peer was reached,
@@ -215,7 +227,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   EngineOptions options_;
   Incarnation incarnation_{};
-  std::string address_;
+  std::string address_;                // On this host,
+  std::vector<std::string> addresses_;  // and from others.
   ForkGuard fork_guard_;
   std::atomic<bool> is_closed_{false};
 
@@ -236,6 +249,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // Control thread.
   OwnedFd listener_;
+  OwnedFd host_listener_;
   std::vector<std::shared_ptr<Endpoint>> endpoints_;
   std::int64_t handshake_check_ns_ = 0;
   std::deque<CreditWaiter> credit_waiters_;

@@ -153,6 +153,11 @@ std::vector<std::byte> encode_kick() {
   return finish(out);
 }
 
+std::uint32_t message_bytes(std::span<const std::byte> header) {
+  ByteReader in(header.subspan(4));
+  return in.u32();
+}
+
 Result<std::pair<Type, std::span<const std::byte>>> open(std::span<const std::byte> bytes) {
   ByteReader in(bytes);
   const std::uint16_t type = in.u16();
@@ -162,7 +167,7 @@ Result<std::pair<Type, std::span<const std::byte>>> open(std::span<const std::by
       type > static_cast<std::uint16_t>(Type::kBye)) {
     return Status(Code::kProtocol, "the peer does not speak kvzc's control protocol");
   }
-  return std::pair(static_cast<Type>(type), bytes.subspan(8));
+  return std::pair(static_cast<Type>(type), bytes.subspan(kHeaderBytes));
 }
 
 Result<Hello> decode_hello(std::span<const std::byte> body) {
@@ -259,11 +264,16 @@ Result<Release> decode_release(std::span<const std::byte> body) {
   return checked(in, std::move(out));
 }
 
-Digest session(const Hello& hello, const Nonce& owner_nonce) {
-  Sha256 hash;
-  hash.update(encode(hello));
-  hash.update(owner_nonce);
-  return hash.finish();
+Digest session(const Hello& hello, const Nonce& owner_nonce, std::string_view secret) {
+  if (secret.empty()) {
+    Sha256 hash;
+    hash.update(encode(hello));
+    hash.update(owner_nonce);
+    return hash.finish();
+  }
+  std::vector<std::byte> both = encode(hello);
+  both.insert(both.end(), owner_nonce.begin(), owner_nonce.end());
+  return hmac_sha256(std::as_bytes(std::span(secret)), both);
 }
 
 Digest prove(const GrantKey& key, std::string_view role, const Digest& session,

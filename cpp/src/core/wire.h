@@ -29,6 +29,8 @@ enum class Type : std::uint16_t {
   kBye = 11,
 };
 
+inline constexpr std::size_t kHeaderBytes = 8;
+
 using Nonce = std::array<std::byte, 32>;
 
 struct Hello {
@@ -105,6 +107,8 @@ std::vector<std::byte> encode(const Attached& message);
 std::vector<std::byte> encode(const Release& message);
 std::vector<std::byte> encode_kick();
 
+// Gives how long the message is that begins with this header. Requires: kHeaderBytes of it.
+std::uint32_t message_bytes(std::span<const std::byte> header);
 // Gives the type of a message and its body. Errors: kProtocol.
 Result<std::pair<Type, std::span<const std::byte>>> open(std::span<const std::byte> bytes);
 // Each reads a body. Errors: kProtocol.
@@ -119,7 +123,8 @@ Result<Attached> decode_attached(std::span<const std::byte> body);
 Result<Release> decode_release(std::span<const std::byte> body);
 
 // Names the two parties of one connection for all proofs on it: nobody can replay them elsewhere.
-Digest session(const Hello& hello, const Nonce& owner_nonce);
+// Between hosts it takes the secret that both share; on one host that is empty.
+Digest session(const Hello& hello, const Nonce& owner_nonce, std::string_view secret = {});
 // Proves knowledge of a grant's key. `role` keeps one side's proof from serving as the other's.
 Digest prove(const GrantKey& key, std::string_view role, const Digest& session,
              std::uint64_t grant_id);

@@ -1,7 +1,6 @@
 // Full queues push back: nothing is posted, nothing is dropped, and room is found again.
 #include <thread>
 
-#include "base/unix_socket.h"
 #include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
@@ -211,9 +210,8 @@ TEST_P(BackpressureTest, WhatWaitsForASilentPeerIsBoundedAndEndsInTime) {
       [&](Party& party) {
         auto engine = party.make_engine(
             [](EngineOptions& options) { options.connect_timeout_seconds = 0.3; });
-        const std::string address = fresh_address();
-        const OwnedFd listener = listen_at(address).take();  // Accepts nobody and says nothing.
-        const RemoteView target = slice(at_address(open_handle(party.hear()), address), 0, 1);
+        const TestListener listener = listen_somewhere();  // Accepts nobody and says nothing.
+        const RemoteView target = slice(at_address(open_handle(party.hear()), listener.address), 0, 1);
         std::byte source[1] = {};
         const LocalView view = view_of(*engine, source, 1);
         std::vector<Transfer> transfers;

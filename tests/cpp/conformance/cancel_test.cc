@@ -4,7 +4,6 @@
 #include <cstring>
 #include <thread>
 
-#include "base/unix_socket.h"
 #include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
@@ -109,9 +108,8 @@ TEST_P(CancelTest, ADeadlineEndsATransferThatWaitsForItsPeer) {
       [](Party& party) {
         auto engine = party.make_engine();
         OwnedMemory memory = make_memory(*engine, 64);
-        const std::string address = fresh_address();
-        const OwnedFd listener = listen_at(address).take();  // Says nothing.
-        const RemoteView target = at_address(open_handle(memory.handle_text()), address);
+        const TestListener listener = listen_somewhere();  // Says nothing.
+        const RemoteView target = at_address(open_handle(memory.handle_text()), listener.address);
         std::byte source[64] = {};
         const LocalView view = view_of(*engine, source, sizeof source);
         TransferOptions options;

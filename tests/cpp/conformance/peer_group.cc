@@ -14,6 +14,8 @@
 #include "base/clock.h"
 #include "base/gated_copy.h"
 #include "base/process.h"
+#include "base/tcp_socket.h"
+#include "base/unix_socket.h"
 
 namespace kvzc::conformance {
 namespace {
@@ -24,6 +26,7 @@ unsigned group_seconds() { return 120u + static_cast<unsigned>(rounds(0)); }
 
 // Of the group that runs; its processes inherit it.
 MemoryKind tested_memory = MemoryKind::kSharable;
+bool is_between_hosts = false;
 
 std::pair<OwnedFd, OwnedFd> make_pair() {
   int fds[2];
@@ -89,6 +92,7 @@ std::shared_ptr<Engine> Party::make_engine(const std::function<void(EngineOption
 
 void run_group(const Sut& sut, Mode mode, const Role& owner, const Role& writer) {
   tested_memory = sut.memory;
+  is_between_hosts = sut.between_hosts;
   auto [first, second] = make_pair();
   if (mode == Mode::kThreads) {
     std::thread other([&sut, &writer, socket = std::move(second)]() mutable {
@@ -217,7 +221,13 @@ LocalView view_of(Engine& engine, std::byte* data, std::uint64_t nbytes) {
   return checked(engine.find_or_borrow(spec_of(data, nbytes)));
 }
 
-RemoteView open_handle(const std::string& text) { return checked(RemoteView::from_text(text)); }
+RemoteView open_handle(const std::string& text) {
+  RemoteView view = checked(RemoteView::from_text(text));
+  if (!is_between_hosts) return view;
+  HandleInfo info = view.handle->info;
+  std::erase_if(info.addresses, [](const auto& each) { return each.kind == AddressKind::kUnix; });
+  return handle_of(info);
+}
 
 RemoteView handle_of(const HandleInfo& info) {
   return checked(RemoteView::from_bytes(checked(encode_handle(info))));
@@ -225,13 +235,35 @@ RemoteView handle_of(const HandleInfo& info) {
 
 RemoteView at_address(const RemoteView& view, const std::string& address) {
   HandleInfo info = view.handle->info;
-  info.addresses = {{AddressKind::kUnix, address}};
+  info.addresses = {{is_between_hosts ? AddressKind::kTcp : AddressKind::kUnix, address}};
   return handle_of(info);
 }
 
-std::string fresh_address() {
-  static std::atomic<int> count{0};
-  return "kvzc-test/" + std::to_string(getpid()) + "/" + std::to_string(++count);
+TestListener listen_somewhere() {
+  TestListener out;
+  if (is_between_hosts) {
+    out.socket = checked(listen_tcp("127.0.0.1:0"));
+    out.address = local_address(out.socket.get());
+  } else {
+    static std::atomic<int> count{0};
+    out.address = "kvzc-test/" + std::to_string(getpid()) + "/" + std::to_string(++count);
+    out.socket = checked(listen_at(out.address));
+  }
+  return out;
+}
+
+ControlSocket TestListener::accept() const {
+  return is_between_hosts ? ControlSocket(ControlSocket::Kind::kTcp, checked(accept_tcp(socket.get())))
+                          : ControlSocket(ControlSocket::Kind::kUnix, checked(accept_from(socket.get())));
+}
+
+ControlSocket connect_as_engine(const RemoteView& handle) {
+  const std::string& address = handle.handle->info.addresses[0].text;
+  if (!is_between_hosts) return {ControlSocket::Kind::kUnix, checked(connect_to(address))};
+  OwnedFd socket = checked(begin_connect_tcp(address));
+  pollfd wait{socket.get(), POLLOUT, 0};
+  poll(&wait, 1, 10'000);
+  return {ControlSocket::Kind::kTcp, std::move(socket)};
 }
 
 LocalView slice(const LocalView& view, std::int64_t begin, std::int64_t end) {

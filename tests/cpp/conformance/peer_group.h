@@ -15,6 +15,7 @@
 
 #include "base/fd.h"
 #include "conformance/sut.h"
+#include "core/control_socket.h"
 #include "kvzc/engine.h"
 
 namespace kvzc::conformance {
@@ -126,8 +127,17 @@ RemoteView open_handle(const std::string& text);
 RemoteView handle_of(const HandleInfo& info);
 // The same handle, but its owner is looked for at another address.
 RemoteView at_address(const RemoteView& view, const std::string& address);
-// An address of this machine that nobody else uses.
-std::string fresh_address();
+// A socket that takes control connections of the kind that engines of this test make, at an address
+// of this machine that nobody else uses. By itself it accepts nobody and says nothing.
+struct TestListener {
+  OwnedFd socket;
+  std::string address;
+
+  ControlSocket accept() const;
+};
+TestListener listen_somewhere();
+// Where engines of this test find the owner of a handle.
+ControlSocket connect_as_engine(const RemoteView& handle);
 // The bytes [begin, end) of a one-axis view.
 LocalView slice(const LocalView& view, std::int64_t begin, std::int64_t end);
 RemoteView slice(const RemoteView& view, std::int64_t begin, std::int64_t end);

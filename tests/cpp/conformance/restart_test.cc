@@ -26,9 +26,14 @@ TEST_P(RestartTest, AnOldHandleNeverReachesTheNewEngineAtItsAddress) {
   run(
       [&](Party& party) {
         std::string old;
+        std::string listen;
         for (int round = 0; round < count; ++round) {
           auto engine =
-              party.make_engine([&](EngineOptions& options) { options.name = name; });
+              party.make_engine([&](EngineOptions& options) {
+                options.name = name;
+                if (!listen.empty()) options.listen = listen;
+              });
+          if (!engine->addresses().empty()) listen = engine->addresses()[0];
           OwnedMemory memory = make_memory(*engine, 4096);
           const std::string fresh = memory.handle_text();
           party.tell(old.empty() ? fresh : old);

@@ -21,6 +21,7 @@ struct Sut {
   std::function<EngineOptions()> options;
   MemoryKind memory = MemoryKind::kSharable;
   bool is_remote = false;  // Nothing is mapped, and for a fence the peer is asked.
+  bool between_hosts = false;  // Handles lead to TCP addresses alone.
 };
 
 // Each is defined in one small file of tests/cpp/sut.
@@ -30,6 +31,7 @@ Sut sut_shm_private();
 Sut sut_fault();
 Sut sut_rdma();
 Sut sut_rdma_small();
+Sut sut_rdma_hosts();
 
 // Those that this machine can run.
 inline std::vector<Sut> all_suts() {
@@ -38,6 +40,7 @@ inline std::vector<Sut> all_suts() {
     if (info.name != "rdma" || !info.is_available) continue;
     suts.push_back(sut_rdma());
     suts.push_back(sut_rdma_small());
+    suts.push_back(sut_rdma_hosts());
   }
   return suts;
 }

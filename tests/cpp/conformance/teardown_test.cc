@@ -6,7 +6,6 @@
 #include <fstream>
 #include <thread>
 
-#include "base/unix_socket.h"
 #include "conformance/peer_group.h"
 
 namespace kvzc::conformance {
@@ -268,9 +267,8 @@ TEST_P(TeardownTest, ClosingAnEngineEndsWhatWaitsForAPeer) {
       [](Party& party) {
         auto engine = party.make_engine();
         OwnedMemory memory = make_memory(*engine, 64);
-        const std::string address = fresh_address();
-        const OwnedFd listener = listen_at(address).take();  // Accepts nobody and says nothing.
-        const RemoteView target = at_address(open_handle(memory.handle_text()), address);
+        const TestListener listener = listen_somewhere();  // Accepts nobody and says nothing.
+        const RemoteView target = at_address(open_handle(memory.handle_text()), listener.address);
         std::byte source[64] = {};
         const LocalView view = view_of(*engine, source, sizeof source);
         const TransferItem item{&view, &target};

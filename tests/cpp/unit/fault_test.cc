@@ -178,6 +178,7 @@ class PlainTransport final : public Transport {
   PlainTransport(TransportHost& host, Journal& journal, Pace pace)
       : host_(host), journal_(journal), pace_(pace) {}
   const char* name() const override { return "plain"; }
+  bool is_local() const override { return true; }
   Result<Blob> describe(const MemoryPiece&) override { return Blob(); }
   Result<std::shared_ptr<RemoteMemory>> import_memory(Blob, std::uint64_t nbytes,
                                                       const PeerProcess&) override {

@@ -345,6 +345,8 @@ TEST(WireSession, DiffersByEveryFieldOfTheHelloAndByBothNonces) {
   other = hello;
   other.highest_version = 8;
   expect_new(session(other, nonce), "the highest version");
+  expect_new(session(hello, nonce, "a secret that two hosts share"), "a secret");
+  expect_new(session(hello, nonce, "a secret that two hosts sharf"), "the secret");
 }
 
 TEST(WireProof, DiffersByKeyRoleSessionAndGrant) {

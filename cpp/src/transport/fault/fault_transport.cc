@@ -81,6 +81,7 @@ class FaultTransport final : public Transport {
   }
 
   const char* name() const override { return inner_->name(); }
+  bool is_local() const override { return inner_->is_local(); }
 
   Result<Blob> describe(const MemoryPiece& piece) override { return inner_->describe(piece); }
 

@@ -118,6 +118,7 @@ class RdmaTransport final : public Transport {
   Status start() { return poller_.start(); }
 
   const char* name() const override { return "rdma"; }
+  bool is_local() const override { return false; }
 
   Result<Blob> describe(const MemoryPiece& piece) override {
     ByteWriter out;

@@ -83,6 +83,7 @@ class ShmTransport final : public Transport {
   Status start() { return fill_random(witness_); }
 
   const char* name() const override { return "shm"; }
+  bool is_local() const override { return true; }
 
   Result<Blob> describe(const MemoryPiece& piece) override {
     Blob blob;
