@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -88,12 +89,12 @@ class Crew:
     ) -> None:
         self.close()
 
-    def start(self, name: str) -> Child:
+    def start(self, name: str, python: Sequence[str] = (sys.executable,)) -> Child:
         """Starts a fresh interpreter that runs ``kvzc.demo.<name>`` and gives it the job."""
         # All children compute with the same number of threads: equal results need equal kernels.
         env = {**os.environ, "OMP_NUM_THREADS": str(self._job.threads)}
         process = subprocess.Popen(
-            [sys.executable, "-m", f"kvzc.demo.{name}"],
+            [*python, "-m", f"kvzc.demo.{name}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

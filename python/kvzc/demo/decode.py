@@ -32,14 +32,17 @@ def decode(channel: Channel, job: Job) -> None:
     cache = PagedCache(tensor, blocks)
     model.decode(BEGIN, length, cache)  # the kernels' first use is slow
 
-    with kvzc.register(tensor) as region:
+    with (
+        kvzc.Engine(transports=job.transports, listen=job.listen, secret=job.secret) as engine,
+        engine.register(tensor) as region,
+    ):
         prompt_blocks = blocks[: job.prompt_blocks]
         channel.send("ready", handle=region.handle().to_text(), blocks=prompt_blocks)
 
         arrived_ns = []
         for layer in range(layers):
             channel.progress(f"waiting for layer {layer + 1}/{layers}")
-            arrival = kvzc.arrivals.wait(job.tag(layer), timeout=job.timeout_s)
+            arrival = engine.arrivals.wait(job.tag(layer), timeout=job.timeout_s)
             if arrival.error:
                 raise LayerLost(f"layer {layer} did not arrive: {arrival.error}")
             arrived_ns.append(arrival.arrived_ns)

@@ -32,11 +32,24 @@ class Job:
     threads: int
     timeout_s: float
     omitted_layer: int | None = None
+    transport: str | None = None
+    listen: str | None = None
+    secret: str | None = None
     request: str = "req-0"
 
     def tag(self, layer: int) -> bytes:
         """The notify tag that says: this request's KV of ``layer`` is there."""
         return f"{self.request}/{layer}".encode()
+
+    @property
+    def has_two_hosts(self) -> bool:
+        """Whether decode may run on another host, with another clock."""
+        return self.listen is not None
+
+    @property
+    def transports(self) -> list[str] | None:
+        """What to give to ``kvzc.Engine(transports=...)``."""
+        return None if self.transport is None else [self.transport]
 
     @property
     def prompt_blocks(self) -> int:

@@ -29,13 +29,16 @@ def prefill(channel: Channel, job: Job) -> None:
     cache = PagedCache(tensor, blocks)
     model.prefill(job.tokens[:_WARM_UP_TOKENS], cache)  # the kernels' first use is slow
 
-    with kvzc.register(tensor) as local:
+    with (
+        kvzc.Engine(transports=job.transports, secret=job.secret) as engine,
+        engine.register(tensor) as local,
+    ):
         channel.send("ready", parameters=model.parameters(), blocks=blocks)
         channel.progress("waiting for the address of the decode cache")
         target = channel.receive("target", job.timeout_s)
         handle = kvzc.RemoteHandle.from_text(target["handle"])
         remote_blocks: list[int] = target["blocks"]
-        kvzc.connect(handle, timeout=job.timeout_s)
+        engine.connect(handle, timeout=job.timeout_s)
 
         transfers: list[kvzc.Transfer] = []
         times: list[dict[str, Any]] = [{} for _ in range(layers)]
@@ -48,7 +51,7 @@ def prefill(channel: Channel, job: Job) -> None:
                 # No blocks, and yet the notify: the other side is told what is not true.
                 source, view = local[layer, :, 0:0], handle[layer, :, 0:0]
             # Returns at once: kvzc moves the bytes while this thread goes on with the layer.
-            transfers.append(kvzc.put(source, view, notify=job.tag(layer)))
+            transfers.append(engine.put(source, view, notify=job.tag(layer)))
             times[layer] |= {"kv_ready_ns": ready_ns, "put_returned_ns": time.monotonic_ns()}
 
         def layer_done(layer: int) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from kvzc.demo import text
 from kvzc.demo.job import Job
 
+_ONE_CLOCK = "CLOCK_MONOTONIC of this host, one clock for all processes"
+_TWO_CLOCKS = "CLOCK_MONOTONIC of prefill's host; a layer has arrived when prefill knows it"
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -31,7 +33,7 @@ class Words:
 
 def result(job: Job, words: Words) -> dict[str, Any]:
     """All numbers of one run. Times ``*_ns`` are readings of the host's monotonic clock."""
-    layers = _layers(words)
+    layers = _layers(job, words)
     transfers = words.sent["transfers"]
     split, alone = words.generated["tokens"], words.alone["tokens"]
     equal = split == alone
@@ -39,14 +41,14 @@ def result(job: Job, words: Words) -> dict[str, Any]:
     nbytes = sum(transfer["bytes"] for transfer in transfers)
     busy_ns = _covered((each["submitted_ns"], each["done_ns"]) for each in transfers)
     compute_end_ns = layers[-1]["end_ns"]
-    exposed_ns = max(0, max(words.arrived["arrived_ns"]) - compute_end_ns)
+    exposed_ns = max(0, max(layer["arrived_ns"] for layer in layers) - compute_end_ns)
     copies = words.copies
     return {
         "ok": equal != corrupt,
         "mode": "corrupt" if corrupt else "normal",
         "omitted_layer": job.omitted_layer,
         "verdict": _verdict(job, split, alone, layers),
-        "clock": "CLOCK_MONOTONIC of this host, one clock for all processes",
+        "clock": _TWO_CLOCKS if job.has_two_hosts else _ONE_CLOCK,
         "model": {**vars(job.model), "parameters": words.parameters, "seed": job.seed},
         "request": {
             "prompt_tokens": len(job.tokens),
@@ -154,12 +156,15 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _layers(words: Words) -> list[dict[str, Any]]:
+def _layers(job: Job, words: Words) -> list[dict[str, Any]]:
     rows = []
     start_ns = words.prefilled["start_ns"]
     for layer, times in enumerate(words.prefilled["layers"]):
         transfer = words.sent["transfers"][layer]
-        arrived_ns = words.arrived["arrived_ns"][layer]
+        # Another host has another clock.
+        arrived_ns = (
+            transfer["done_ns"] if job.has_two_hosts else words.arrived["arrived_ns"][layer]
+        )
         put_call_ns = times["put_returned_ns"] - times["kv_ready_ns"]
         rows.append(
             {
@@ -194,10 +199,13 @@ def _layer_table(result: dict[str, Any]) -> list[str]:
             for row in result["layers"]
         ),
         "",
-        "put: from submitted to done. arrival: from the layer's KV complete in prefill to its",
-        "notify in decode. after compute: from the end of the layer's compute to the same notify;",
-        "below zero, it was there before the layer ended. The last layer computes keys and values",
-        "for all tokens, the rest for one. All times: this host's monotonic clock, one for all.",
+        *wrap(
+            "put: from submitted to done. arrival: from the layer's KV complete in prefill to its "
+            "notify in decode. after compute: from the end of the layer's compute to the same "
+            "notify; below zero, it was there before the layer ended. The last layer computes keys "
+            f"and values for all tokens, the rest for one. All times: {result['clock']}.",
+            89,
+        ),
     ]
     return lines
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import secrets
+import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from kvzc.demo import report, text
@@ -22,6 +25,8 @@ prefill/decode split on this machine. One process computes the prompt and puts t
 values of each layer into the paged KV cache of another as soon as they are there, block by
 block, while it goes on computing. The other waits for each layer's notify and generates.
 A third process then does all the work alone: both answers must be equal, token for token.
+
+With --decode-python the decode process runs on another host, and the bytes go over a network.
 
 With --corrupt one layer is left out on purpose, though its notify is sent. The answers must
 then differ, which shows that the comparison would notice a wrong transfer."""
@@ -85,6 +90,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="torch threads in each process (default: %(default)s)",
     )
+    add(
+        "--transport",
+        metavar="NAME",
+        help="use this transport only, for example rdma (default: the best that both can)",
+    )
+    add(
+        "--decode-python",
+        type=_words,
+        metavar="COMMAND",
+        help="the Python that runs the decode process, on another host for example: "
+        "'ssh host-b /opt/kvzc/bin/python'. Its input and output must get there and back",
+    )
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        help="where decode listens for prefill, on the other host (default with "
+        "--decode-python: 0.0.0.0:0, any free port on all its networks)",
+    )
     add("--corrupt", action="store_true", help="leave one layer out and expect different answers")
     add("--json", action="store_true", help="print the result as one JSON object")
     add(
@@ -114,7 +137,7 @@ def main(options: argparse.Namespace) -> int:
     except (OSError, text.TextTooShort) as error:
         return _fail(options, EXIT_USAGE, f"kvzc demo: {error}")
     try:
-        result = run(job, Progress(options.progress))
+        result = run(job, Progress(options.progress), options.decode_python)
     except DemoError as error:
         return _fail(options, EXIT_FAILED, f"kvzc demo: {type(error).__name__}: {error}")
     except KeyboardInterrupt:
@@ -123,13 +146,16 @@ def main(options: argparse.Namespace) -> int:
     return EXIT_OK if result["ok"] else EXIT_WRONG
 
 
-def run(job: Job, progress: Progress) -> dict[str, Any]:
+def run(
+    job: Job, progress: Progress, decode_python: Sequence[str] = (sys.executable,)
+) -> dict[str, Any]:
     """Runs the split and then the reference; returns the result of ``report.result``.
 
-    Raises a DemoError that names the process at fault. No child is left in any case.
+    ``decode_python`` begins the command of the decode process. Raises a DemoError that names the
+    process at fault. No child is left in any case.
     """
     with Crew(job, progress) as crew:
-        split = _run_split(crew, job)
+        split = _run_split(crew, decode_python)
         # Only now, so that nothing else disturbs the times of the split.
         child = crew.start("reference")
         alone = crew.expect(child, "generated")
@@ -138,8 +164,8 @@ def run(job: Job, progress: Progress) -> dict[str, Any]:
     return report.result(job, report.Words(**split, alone=alone, copies=copies))
 
 
-def _run_split(crew: Crew, job: Job) -> dict[str, Any]:
-    decode, prefill = crew.start("decode"), crew.start("prefill")
+def _run_split(crew: Crew, decode_python: Sequence[str]) -> dict[str, Any]:
+    decode, prefill = crew.start("decode", decode_python), crew.start("prefill")
     target = crew.expect(decode, "ready")
     ready = crew.expect(prefill, "ready")
     crew.send(prefill, "target", handle=target["handle"], blocks=target["blocks"])
@@ -162,6 +188,8 @@ def _run_split(crew: Crew, job: Job) -> dict[str, Any]:
 
 
 def _job(options: argparse.Namespace) -> Job:
+    listen = options.listen or ("0.0.0.0:0" if options.decode_python else None)
+    options.decode_python = options.decode_python or [sys.executable]
     return Job(
         model=ModelConfig(layers=options.layers),
         tokens=text.encode(text.read_text(options.text), options.tokens),
@@ -171,6 +199,9 @@ def _job(options: argparse.Namespace) -> Job:
         threads=options.threads,
         timeout_s=options.timeout,
         omitted_layer=options.layers // 2 if options.corrupt else None,
+        transport=options.transport,
+        listen=listen,
+        secret=None if listen is None else secrets.token_hex(16),
     )
 
 
@@ -189,6 +220,13 @@ def _at_least(least: int) -> Any:
         return value
 
     return number
+
+
+def _words(command: str) -> list[str]:
+    words = shlex.split(command)
+    if not words:
+        raise argparse.ArgumentTypeError("is empty")
+    return words
 
 
 def _seconds(word: str) -> float:

@@ -112,7 +112,7 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, CompletionTarget*
   out->buffer_ = std::make_unique<Buffer>();
   Result<std::shared_ptr<Registration>> keys = Registration::make(
       rail.shared_device(),
-      MemoryPiece{reinterpret_cast<std::byte*>(out->buffer_.get()), sizeof(Buffer)});
+      MemoryPiece{reinterpret_cast<std::byte*>(out->buffer_.get()), sizeof(Buffer)}, Access::kGet);
   if (!keys.is_ok()) return keys.status();
   out->keys_ = keys.take();
   for (std::uint16_t slot = 0; slot < kReceives; ++slot) out->free_slots_.push_back(slot);
@@ -162,7 +162,7 @@ QueuePairAddress QueuePair::address() const {
   return out;
 }
 
-Status QueuePair::connect(const QueuePairAddress& peer) {
+Status QueuePair::connect(const QueuePairAddress& peer, bool is_same_host) {
   const DeviceInfo& info = rail_.device().info();
   const ibv_device_attr& limits = rail_.device().limits();
   const ibv::Verbs& verbs = rail_.device().verbs();
@@ -180,6 +180,13 @@ Status QueuePair::connect(const QueuePairAddress& peer) {
                       "): no address of ours (" + addresses(own.gids) +
                       ") is of the same kind as one of the peer's (" + addresses(peer.gids) +
                       "); give both ports an IPv4 address, or choose with gid_index");
+  }
+  if (gids && !is_same_host && gids->ours->bytes == gids->theirs->bytes) {
+    return Status(Code::kTransportUnavailable,
+                  "rail " + std::to_string(rail_.index()) + " (" + info.name +
+                      "): another host has our address " + gids->ours->text() +
+                      "; it is not one that leads from host to host. Name the devices that do, "
+                      "Rdma(devices=[...])");
   }
   ibv_qp_attr to{};
   to.qp_state = IBV_QPS_RTR;

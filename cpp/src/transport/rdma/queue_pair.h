@@ -62,7 +62,7 @@ class QueuePair {
   Rail& rail() const { return rail_; }
   QueuePairAddress address() const;
   // Errors: kTransportUnavailable when the two ends cannot reach each other.
-  Status connect(const QueuePairAddress& peer);
+  Status connect(const QueuePairAddress& peer, bool is_same_host);
   // Words for explain(): who is connected to whom, by which addresses.
   const std::string& path() const { return path_; }
 
