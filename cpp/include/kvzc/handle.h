@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvzc/status.h"
+#include "kvzc/transport.h"
 #include "kvzc/view.h"
 
 namespace kvzc {
@@ -17,7 +18,6 @@ namespace kvzc {
 using Incarnation = std::array<std::byte, 16>;  // Random per engine start.
 using GrantKey = std::array<std::byte, 32>;     // Unguessable; travels in the handle alone.
 
-enum class Access : std::uint8_t { kPut = 1, kGet = 2, kBoth = 3 };
 enum class AddressKind : std::uint8_t { kUnix = 1, kTcp = 2 };
 
 struct EngineAddress {

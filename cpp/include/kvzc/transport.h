@@ -32,6 +32,8 @@ class Channel;
 inline constexpr std::size_t kMaxTagBytes = 240;
 
 enum class Direction : std::uint8_t { kPut, kGet };
+// What a peer may do with memory.
+enum class Access : std::uint8_t { kPut = 1, kGet = 2, kBoth = 3 };
 
 // A tag of up to kMaxTagBytes bytes, held in place.
 struct Tag {
@@ -45,22 +47,27 @@ struct Tag {
 // never later, so that no key outlives what it names. Thread: any.
 class Registrations {
  public:
-  // Gives what `owner` keeps here, made by `make()` at the first call. Errors: those of `make`,
-  // which is called again next time.
+  // Gives what `owner` keeps here for this access, made by `make()` at the first call. Errors: those
+  // of `make`, which is called again next time.
   template <typename T, typename Make>
-  Result<std::shared_ptr<T>> find_or_make(const void* owner, const Make& make) {
+  Result<std::shared_ptr<T>> find_or_make(const void* owner, Access access, const Make& make) {
     std::lock_guard lock(mutex_);
-    for (const auto& [whose, what] : kept_) {
-      if (whose == owner) return std::static_pointer_cast<T>(what);
+    for (const Kept& each : kept_) {
+      if (each.owner == owner && each.access == access) return std::static_pointer_cast<T>(each.what);
     }
     Result<std::shared_ptr<T>> made = make();
-    if (made.is_ok()) kept_.emplace_back(owner, *made);
+    if (made.is_ok()) kept_.push_back({owner, access, *made});
     return made;
   }
 
  private:
+  struct Kept {
+    const void* owner;
+    Access access;
+    std::shared_ptr<void> what;
+  };
   std::mutex mutex_;
-  std::vector<std::pair<const void*, std::shared_ptr<void>>> kept_;  // Guarded by mutex_.
+  std::vector<Kept> kept_;  // Guarded by mutex_.
 };
 
 // Local memory as a transport sees it. Borrows everything.
@@ -311,8 +318,11 @@ class Transport {
   virtual const char* name() const = 0;
   // Says whether it reaches peers of the same host only: what it offers may carry descriptors.
   virtual bool is_local() const = 0;
-  // Says how a peer reaches this memory. Errors: kTransportUnavailable with reason and remedy.
-  virtual Result<Blob> describe(const MemoryPiece& piece) = 0;
+  // Says whether it can keep a peer that may only get from putting, and the other way round.
+  virtual bool enforces_access() const = 0;
+  // Says how a peer reaches this memory, for no more than this access where it can be enforced.
+  // Errors: kTransportUnavailable with reason and remedy.
+  virtual Result<Blob> describe(const MemoryPiece& piece, Access access) = 0;
   // Reaches memory that the peer described. Errors: kTransportUnavailable with reason and remedy
   // when it cannot be reached this way; others end the connection.
   virtual Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description,

@@ -32,6 +32,11 @@ Status out_of_order() {
   return Status(Code::kProtocol, "the peer sent a control message out of order");
 }
 
+// Names a storage to a peer, together with what the peer may do there.
+std::uint64_t shared_id(std::uint64_t storage, Access access) {
+  return storage << 2 | static_cast<std::uint64_t>(access);
+}
+
 // Splits the descriptors of a message among its parts.
 Result<std::vector<OwnedFd>> take_fds(std::vector<OwnedFd>& fds, std::size_t* at,
                                       std::size_t count) {
@@ -619,6 +624,7 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
         break;
       }
       channels_[i] = channel.take();
+      enforces_access_ |= transports[i]->enforces_access();
       has_one = true;
       break;
     }
@@ -693,12 +699,15 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
     answer.proof = wire::prove(grant->key, kAttachedRole, session_, grant->id);
     answer.fence_slot = grant->fence.slot;
     answer.fence_epoch = grant->fence.epoch;
+    // Where nothing can tell them apart, all grants of a storage share what was said of it.
+    const Access access = enforces_access_ ? grant->access : Access::kBoth;
     for (const auto& storage : memory->storages) {
-      answer.storages.push_back(storage->id);
-      if (!exported_.insert(storage->id).second) continue;
-      Status sent = send_storage(*storage);
+      const std::uint64_t id = shared_id(storage->id, access);
+      answer.storages.push_back(id);
+      if (!exported_.insert(id).second) continue;
+      Status sent = send_storage(*storage, access);
       if (sent.is_ok()) continue;
-      exported_.erase(storage->id);
+      exported_.erase(id);
       answer.code = sent.code();
       answer.text = "the owner could not share the memory: " + std::string(sent.text());
       break;
@@ -708,9 +717,9 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
   return Status::ok();
 }
 
-Status Endpoint::send_storage(const LocalStorage& storage) {
+Status Endpoint::send_storage(const LocalStorage& storage, Access access) {
   wire::Storage message;
-  message.id = storage.id;
+  message.id = shared_id(storage.id, access);
   message.nbytes = storage.nbytes;
   std::vector<OwnedFd> fds;
   const auto transports = host_.transports();
@@ -718,7 +727,7 @@ Status Endpoint::send_storage(const LocalStorage& storage) {
     if (!channels_[i]) continue;
     wire::Road road;
     road.transport = transports[i]->name();
-    Result<Blob> blob = transports[i]->describe(storage.piece());
+    Result<Blob> blob = transports[i]->describe(storage.piece(), access);
     if (blob.is_ok()) {
       road.bytes = std::move(blob->bytes);
       road.fd_count = static_cast<std::uint8_t>(blob->fds.size());
@@ -831,8 +840,11 @@ void Endpoint::on_attached(const wire::Attached& attached) {
 }
 
 void Endpoint::release_storage(std::uint64_t storage) {
-  if (exported_.erase(storage) == 0 || stage_ != Stage::kReady) return;
-  send(wire::encode(wire::Release{storage}));
+  for (const Access access : {Access::kPut, Access::kGet, Access::kBoth}) {
+    const std::uint64_t id = shared_id(storage, access);
+    if (exported_.erase(id) == 0 || stage_ != Stage::kReady) continue;
+    send(wire::encode(wire::Release{id}));
+  }
 }
 
 void Endpoint::on_release(const wire::Release& release) {

@@ -168,7 +168,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Status join_offers(const std::vector<wire::Offer>& offers, std::vector<OwnedFd> fds);
   void become_ready();
   void send_attaches();
-  Status send_storage(const LocalStorage& storage);
+  Status send_storage(const LocalStorage& storage, Access access);
   Status resolve(const wire::Attached& attached, const Binding& binding, Binding::Resolved* out);
   void send(std::vector<std::byte> bytes, std::vector<OwnedFd> fds = {});
   void flush();
@@ -217,7 +217,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::unordered_map<std::uint64_t, Import> imports_;
   std::vector<std::weak_ptr<Binding>> bound_;
   std::size_t bound_sweep_ = 64;
-  std::unordered_set<std::uint64_t> exported_;
+  bool enforces_access_ = false;  // One of the channels' transports does.
+  std::unordered_set<std::uint64_t> exported_;  // By shared_id().
   std::mutex held_mutex_;
   // The grants that the peer was let into, slot to epoch. Guarded by held_mutex_.
   std::unordered_map<std::uint32_t, std::uint64_t> held_;

@@ -179,7 +179,8 @@ class PlainTransport final : public Transport {
       : host_(host), journal_(journal), pace_(pace) {}
   const char* name() const override { return "plain"; }
   bool is_local() const override { return true; }
-  Result<Blob> describe(const MemoryPiece&) override { return Blob(); }
+  bool enforces_access() const override { return false; }
+  Result<Blob> describe(const MemoryPiece&, Access) override { return Blob(); }
   Result<std::shared_ptr<RemoteMemory>> import_memory(Blob, std::uint64_t nbytes,
                                                       const PeerProcess&) override {
     return std::shared_ptr<RemoteMemory>(

@@ -83,7 +83,10 @@ class FaultTransport final : public Transport {
   const char* name() const override { return inner_->name(); }
   bool is_local() const override { return inner_->is_local(); }
 
-  Result<Blob> describe(const MemoryPiece& piece) override { return inner_->describe(piece); }
+  bool enforces_access() const override { return inner_->enforces_access(); }
+  Result<Blob> describe(const MemoryPiece& piece, Access access) override {
+    return inner_->describe(piece, access);
+  }
 
   Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description, std::uint64_t nbytes,
                                                       const PeerProcess& owner) override {

@@ -63,14 +63,14 @@ RdmaChannel::RdmaChannel(TransportHost& host, Poller& poller,
   shared_.pairs = std::move(pairs);
 }
 
-Status RdmaChannel::connect(std::span<const QueuePairAddress> peer) {
+Status RdmaChannel::connect(std::span<const QueuePairAddress> peer, bool is_same_host) {
   poller_.add(this);
   // First, so that no message of a quick peer goes astray.
   for (const auto& pair : shared_.pairs) pair->hand_over(this);
   std::lock_guard lock(shared_.mutex);
   Status outcome;
   for (std::size_t i = 0; i < shared_.pairs.size(); ++i) {
-    Status connected = shared_.pairs[i]->connect(peer[i]);
+    Status connected = shared_.pairs[i]->connect(peer[i], is_same_host);
     if (outcome.is_ok()) outcome = std::move(connected);
   }
   return has_live_rail() ? Status::ok() : outcome;
@@ -93,7 +93,7 @@ Status RdmaChannel::find_keys(const Operation& operation, std::vector<Registrati
     }
     for (std::size_t r = 0; r < rail_count_; ++r) {
       Result<std::shared_ptr<Registration>> keys =
-          Registration::of(poller_.rails()[r]->shared_device(), segment.local);
+          Registration::of(poller_.rails()[r]->shared_device(), segment.local, Access::kBoth);
       if (!keys.is_ok()) return keys.status();
       out.push_back(keys->get());  // Kept with the memory, which the operation keeps.
     }

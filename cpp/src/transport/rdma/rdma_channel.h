@@ -42,7 +42,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   ~RdmaChannel() override;
   // Connects what can be connected. Called once, before anything else. Errors: kTransportUnavailable
   // when no rail reaches the peer.
-  Status connect(std::span<const QueuePairAddress> peer);
+  Status connect(std::span<const QueuePairAddress> peer, bool is_same_host);
 
   void post(Operation& operation) override;
   void help(Operation& operation, std::int64_t deadline_ns) override;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/bytes.h"
+#include "base/process.h"
 #include "base/sha256.h"
 #include "transport/rdma/factory.h"
 #include "transport/rdma/poller.h"
@@ -73,6 +74,7 @@ class RdmaChannelHalf final : public ChannelHalf, private CompletionTarget {
   Result<Blob> offer() override {
     ByteWriter out;
     out.u8(kOfferVersion);
+    out.text(host_token());
     out.u32(host_.tuning.arrival_depth);
     out.u8(static_cast<std::uint8_t>(pairs_.size()));
     for (const auto& pair : pairs_) write(out, pair->address());
@@ -84,6 +86,7 @@ class RdmaChannelHalf final : public ChannelHalf, private CompletionTarget {
   Result<std::unique_ptr<Channel>> join(Blob peer_offer, const ChannelPeer& peer) override {
     ByteReader in(peer_offer.bytes);
     const std::uint8_t version = in.u8();
+    const bool is_same_host = in.text() == host_token();
     const std::uint32_t arrival_depth = in.u32();
     const std::size_t rails = std::min<std::size_t>(in.u8(), kMostRails);
     std::vector<QueuePairAddress> addresses;
@@ -95,7 +98,7 @@ class RdmaChannelHalf final : public ChannelHalf, private CompletionTarget {
     if (pairs_.size() > rails) pairs_.resize(rails);
     auto channel =
         std::make_unique<RdmaChannel>(host_, poller_, std::move(pairs_), arrival_depth, peer);
-    Status connected = channel->connect(addresses);
+    Status connected = channel->connect(addresses, is_same_host);
     if (!connected.is_ok()) return connected;
     return std::unique_ptr<Channel>(std::move(channel));
   }
@@ -120,14 +123,16 @@ class RdmaTransport final : public Transport {
   const char* name() const override { return "rdma"; }
   bool is_local() const override { return false; }
 
-  Result<Blob> describe(const MemoryPiece& piece) override {
+  bool enforces_access() const override { return true; }
+
+  Result<Blob> describe(const MemoryPiece& piece, Access access) override {
     ByteWriter out;
     out.u64(reinterpret_cast<std::uint64_t>(piece.data));
     out.raw(own_process());
     out.u8(static_cast<std::uint8_t>(poller_.rails().size()));
     for (const auto& rail : poller_.rails()) {
       Result<std::shared_ptr<Registration>> keys =
-          Registration::of(rail->shared_device(), piece);
+          Registration::of(rail->shared_device(), piece, access);
       if (!keys.is_ok()) {
         // The peer may reach it in another way.
         return Status(Code::kTransportUnavailable, "rdma: " + std::string(keys.status().text()));

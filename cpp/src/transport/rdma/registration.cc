@@ -9,7 +9,11 @@
 namespace kvzc::rdma {
 namespace {
 
-constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+int flags_of(Access access) {
+  return IBV_ACCESS_LOCAL_WRITE | (access != Access::kGet ? IBV_ACCESS_REMOTE_WRITE : 0) |
+         (access != Access::kPut ? IBV_ACCESS_REMOTE_READ : 0);
+}
+
 // A multiple of every page size, so that parts begin at the bounds of pages.
 constexpr std::uint64_t kPartUnit = std::uint64_t{1} << 30;
 
@@ -46,15 +50,17 @@ Status why_not(int error, const std::string& device, std::uint64_t nbytes) {
 }  // namespace
 
 Result<std::shared_ptr<Registration>> Registration::make(const std::shared_ptr<Device>& device,
-                                                         const MemoryPiece& piece) {
+                                                         const MemoryPiece& piece,
+                                                         Access access) {
   std::shared_ptr<Registration> out(new Registration(device));
   out->data_ = piece.data;
   out->part_bytes_ = part_limit(device->limits().max_mr_size);
   for (std::uint64_t at = 0; at < piece.nbytes; at += out->part_bytes_) {
     const std::uint64_t nbytes = std::min(out->part_bytes_, piece.nbytes - at);
     errno = 0;
-    ibv_mr* part =
-        device->verbs().reg_mr(device->domain(), piece.data + at, static_cast<std::size_t>(nbytes), kAccess);
+    ibv_mr* part = device->verbs().reg_mr(device->domain(), piece.data + at,
+                                          static_cast<std::size_t>(nbytes),
+                                 flags_of(access));
     if (part == nullptr) return why_not(errno, device->info().name, piece.nbytes);
     out->parts_.push_back(part);
     if (out->part_bytes_ > piece.nbytes - at) break;  // The sum might wrap.
@@ -72,7 +78,8 @@ Result<std::shared_ptr<Registration>> Registration::make_of_dmabuf(
   }
   std::shared_ptr<Registration> out(new Registration(device));
   out->part_bytes_ = UINT64_MAX;
-  ibv_mr* part = verbs.reg_dmabuf_mr(device->domain(), 0, static_cast<std::size_t>(nbytes), 0, dmabuf, kAccess);
+  ibv_mr* part = verbs.reg_dmabuf_mr(device->domain(), 0, static_cast<std::size_t>(nbytes), 0, dmabuf,
+                                      flags_of(Access::kBoth));
   if (part == nullptr) {
     return Status(Code::kUnsupported,
                   "device memory: " + device->info().name + " does not take a dma-buf (" +
@@ -85,10 +92,10 @@ Result<std::shared_ptr<Registration>> Registration::make_of_dmabuf(
 }
 
 Result<std::shared_ptr<Registration>> Registration::of(const std::shared_ptr<Device>& device,
-                                                       const MemoryPiece& piece) {
-  if (piece.registrations == nullptr) return make(device, piece);
-  return piece.registrations->find_or_make<Registration>(device.get(),
-                                                         [&] { return make(device, piece); });
+                                                       const MemoryPiece& piece, Access access) {
+  if (piece.registrations == nullptr) return make(device, piece, access);
+  return piece.registrations->find_or_make<Registration>(
+      device.get(), access, [&] { return make(device, piece, access); });
 }
 
 Registration::~Registration() {

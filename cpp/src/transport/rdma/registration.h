@@ -16,13 +16,14 @@ class Registration {
  public:
   // Pins the memory. Errors: kLimitExceeded with what was asked, what is allowed and the remedy.
   static Result<std::shared_ptr<Registration>> make(const std::shared_ptr<Device>& device,
-                                                    const MemoryPiece& piece);
+                                                    const MemoryPiece& piece, Access access);
   // Device memory that the kernel exports as a dma-buf. Errors: kUnsupported with the reason.
   static Result<std::shared_ptr<Registration>> make_of_dmabuf(const std::shared_ptr<Device>& device,
                                                               int dmabuf, std::uint64_t nbytes);
-  // Gives the registration that is kept with `piece`, made at the first call.
+  // Gives the registration that is kept with `piece`, made at the first call. Its keys give a peer
+  // no more than `access`; this side may read and write in any case.
   static Result<std::shared_ptr<Registration>> of(const std::shared_ptr<Device>& device,
-                                                  const MemoryPiece& piece);
+                                                  const MemoryPiece& piece, Access access);
 
   ~Registration();
   Registration(const Registration&) = delete;

@@ -85,7 +85,9 @@ class ShmTransport final : public Transport {
   const char* name() const override { return "shm"; }
   bool is_local() const override { return true; }
 
-  Result<Blob> describe(const MemoryPiece& piece) override {
+  bool enforces_access() const override { return false; }
+
+  Result<Blob> describe(const MemoryPiece& piece, Access) override {
     Blob blob;
     ByteWriter out;
     if (piece.shared == nullptr) {
