@@ -58,6 +58,12 @@ PyPeer connect(const std::shared_ptr<PyEngine>& owner, const RemoteView& target,
   return PyPeer{owner, take(owner->engine->peer_of(target))};
 }
 
+std::string explain(const std::shared_ptr<PyEngine>& owner, const RemoteView& target,
+                    const std::optional<double>& timeout) {
+  (void)connect(owner, target, timeout);
+  return take(owner->engine->explain(target));
+}
+
 py::typing::Dict<py::str, py::int_> stats_dict(const EngineStats& stats) {
   py::typing::Dict<py::str, py::int_> out;
   out["regions"] = stats.regions;
@@ -185,6 +191,11 @@ constexpr const char* kConnectDoc =
     "wait.\n"
     "Returns the Peer. Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.";
 
+constexpr const char* kExplainDoc =
+    "Says in words which transport carries transfers through a handle, which way the bytes go, and\n"
+    "why no better transport does. Reaches the peer first, as connect() does.\n\n"
+    "Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.";
+
 constexpr const char* kEngineDoc =
     "One participant: it owns registrations, transports, threads and the roads to its peers.\n\n"
     "name: others see it in errors and handles; unique on this host. Default: a random one.\n"
@@ -270,6 +281,12 @@ void bind_default_engine(py::module_& module) {
         return connect(default_engine(), handle, timeout);
       },
       py::arg("handle"), py::arg("timeout") = py::none(), kConnectDoc);
+  module.def(
+      "explain",
+      [](const RemoteView& handle, const std::optional<double>& timeout) {
+        return explain(default_engine(), handle, timeout);
+      },
+      py::arg("handle"), py::arg("timeout") = py::none(), kExplainDoc);
   module.def(
       "_is_sharable",
       [](std::uintptr_t address, std::uint64_t nbytes) {
@@ -558,6 +575,7 @@ void bind_engine(py::module_& module) {
           py::arg("target"), py::arg("tag"), py::kw_only(), py::arg("deadline") = py::none(),
           py::arg("accept_timeout") = py::none(), kNotifyDoc)
       .def("connect", &connect, py::arg("handle"), py::arg("timeout") = py::none(), kConnectDoc)
+      .def("explain", &explain, py::arg("handle"), py::arg("timeout") = py::none(), kExplainDoc)
       .def(
           "stats", [](const PyEngine& self) { return stats_dict(self.engine->stats()); },
           "A snapshot of the engine's counters.")

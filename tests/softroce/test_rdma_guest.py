@@ -105,6 +105,28 @@ def test_options_choose_device_and_address() -> None:
         kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=["rxe9"]))
 
 
+def test_explain_names_the_rails_and_why_not_shared_memory(engine: kvzc.Engine) -> None:
+    with Peer() as owner:
+        handle = kvzc.RemoteHandle.from_text(owner.call(own, 1, 8))
+        lines = engine.explain(handle).splitlines()
+    (way,) = [line for line in lines if line.startswith("rdma: ")]
+    for word in ("rail 0 rxe0 (10.9.0.1 to 10.9.0.1)", "rail 1 rxe1", "all of them"):
+        assert word in way
+    assert "not shm: this engine was made without it" in lines
+
+
+def test_memory_that_no_device_takes_is_refused_when_it_is_registered() -> None:
+    import mmap
+    import tempfile
+
+    with kvzc.Engine(transports=["rdma"]) as engine, tempfile.TemporaryFile() as file:
+        file.truncate(4096)
+        pages = mmap.mmap(file.fileno(), 8192, flags=mmap.MAP_SHARED)  # Its second is beyond the end.
+        with pytest.raises((kvzc.LimitExceeded, kvzc.TransportUnavailable), match=r"8192 bytes.*rxe0"):
+            engine.register(np.frombuffer(pages, np.uint8))
+        assert engine.stats()["storages"] == 0
+
+
 def test_engines_of_one_host_that_have_both_take_shared_memory() -> None:
     with (
         kvzc.Engine() as owner,

@@ -232,6 +232,9 @@ class Engine {
   Result<Transfer> connect(const RemoteView& target);
   // Gives who is behind a handle. Errors: kPeerLost when it is not connected.
   Result<std::shared_ptr<const PeerInfo>> peer_of(const RemoteView& target);
+  // Says to people which transport carries transfers through a handle, which way the bytes go, and
+  // why no better one does. Errors: kPeerLost when it is not connected.
+  Result<std::string> explain(const RemoteView& target);
   Status peer_status(const PeerInfo& peer) const;
 
   // Waits for `count` tags. Errors: kTimedOut; kPeerLost when `peer` is given and lost; kClosed.

@@ -289,6 +289,8 @@ class Channel {
   virtual Status lost() const = 0;
   // Says whether nothing that this side began is still moving bytes.
   virtual bool is_quiet() const = 0;
+  // Says to people which way bytes go to this memory of the peer's, and what would make it faster.
+  virtual std::string explain(const RemoteMemory& memory) const = 0;
 };
 
 // What a channel is told of its peer.
@@ -329,6 +331,9 @@ class Transport {
                                                               std::uint64_t nbytes,
                                                               const PeerProcess& owner) = 0;
   virtual Result<std::unique_ptr<ChannelHalf>> open_channel() = 0;
+  // Does what the first transfer of this memory would have to do. Errors: kLimitExceeded with what was
+  // asked, what is allowed and the remedy; kTransportUnavailable.
+  virtual Status prepare(const MemoryPiece& piece) = 0;
   // Ends the transport's threads. Operations that are still queued are finished first.
   virtual void stop() = 0;
 };

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/operation_slot.h"
@@ -24,6 +26,8 @@ class Binding {
     std::vector<std::shared_ptr<RemoteMemory>> memories;  // One per storage of the handle.
     std::vector<std::uint64_t> storage_ids;
     FenceTicket fence;
+    // The better transports that cannot be used here, and why: for explain().
+    std::vector<std::pair<std::string, std::string>> passed_over;
   };
 
   explicit Binding(HandleInfo info) : info_(std::move(info)) {}

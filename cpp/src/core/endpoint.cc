@@ -604,6 +604,11 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       PeerInfo{peer_incarnation_, peer_name_, credentials_.pid, credentials_.uid,
                is_remote() ? remote_address(socket_.fd()) : ""});
   channels_.resize(transports.size());
+  absent_.resize(transports.size());
+  for (std::size_t i = 0; i < transports.size(); ++i) {
+    absent_[i] = is_remote() && transports[i]->is_local() ? "the peer is on another host"
+                                                          : "the peer does not have it";
+  }
   bool has_one = false;
   std::string unreachable;
   std::size_t at = 0;
@@ -620,7 +625,8 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       if (!channel.is_ok()) {
         // The peer comes to the same conclusion, and another transport may do.
         if (channel.status().code() != Code::kTransportUnavailable) return channel.status();
-        unreachable += (unreachable.empty() ? "" : "; ") + std::string(channel.status().text());
+        absent_[i] = channel.status().text();
+        unreachable += (unreachable.empty() ? "" : "; ") + absent_[i];
         break;
       }
       channels_[i] = channel.take();
@@ -798,7 +804,10 @@ Status Endpoint::resolve(const wire::Attached& attached, const Binding& binding,
   Code code = Code::kTransportUnavailable;
   const auto transports = host_.transports();
   for (std::size_t i = 0; i < transports.size(); ++i) {
-    if (!channels_[i]) continue;
+    if (!channels_[i]) {
+      out->passed_over.emplace_back(transports[i]->name(), absent_[i]);
+      continue;
+    }
     const auto missing = std::find_if(imports.begin(), imports.end(), [i](const Import* import) {
       return !import->roads[i].is_ok();
     });
@@ -806,6 +815,7 @@ Status Endpoint::resolve(const wire::Attached& attached, const Binding& binding,
       const Status& why = (*missing)->roads[i].status();
       if (!reasons.empty()) reasons += "; ";
       reasons += why.text();
+      out->passed_over.emplace_back(transports[i]->name(), why.text());
       code = why.code();
       continue;
     }

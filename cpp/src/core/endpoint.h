@@ -189,6 +189,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::shared_ptr<const PeerInfo> info_;
   // One per transport of this engine; null where the peer lacks it. Constant once ready.
   std::vector<std::unique_ptr<Channel>> channels_;
+  std::vector<std::string> absent_;  // Why a channel is null.
 
   // Control thread only.
   Stage stage_ = Stage::kNew;

@@ -326,6 +326,8 @@ Result<std::shared_ptr<const PeerInfo>> Engine::peer_of(const RemoteView& target
   return resolved->endpoint->info();
 }
 
+Result<std::string> Engine::explain(const RemoteView& target) { return core_->explain(target); }
+
 Status Engine::peer_status(const PeerInfo& peer) const { return core_->peer_status(peer); }
 
 Result<std::vector<Arrival>> Engine::wait_arrivals(std::string_view tag, std::size_t count,

@@ -304,6 +304,18 @@ Result<Region> EngineCore::register_memory(std::span<const TensorSpec> tensors) 
     for (const auto& storage : memory->storages) storages_.release(storage);
     return why;
   };
+  // Where all peers are reached by devices, what a device does not take is refused here and not when
+  // the first peer comes.
+  if (std::none_of(transports_.begin(), transports_.end(),
+                   [](const auto& transport) { return transport->is_local(); })) {
+    for (const auto& transport : transports_) {
+      for (const auto& storage : memory->storages) {
+        if (Status prepared = transport->prepare(storage->piece()); !prepared.is_ok()) {
+          return give_up(std::move(prepared));
+        }
+      }
+    }
+  }
   if (memory->storages.size() > kMostStorages) {
     return give_up(Status(Code::kLimitExceeded,
                           "the group lies in " + std::to_string(memory->storages.size()) +
@@ -415,6 +427,33 @@ Result<HandleInfo> EngineCore::describe(const GrantRecord& grant, const View& vi
   for (const auto& storage : memory->storages) info.storage_nbytes.push_back(storage->nbytes);
   info.view = view;
   return info;
+}
+
+Result<std::string> EngineCore::explain(const RemoteView& target) {
+  const auto resolved = binding_for(target)->resolved();
+  if (!resolved) {
+    return Status(Code::kPeerLost, "the handle's engine is not connected; connect first");
+  }
+  const PeerInfo& peer = *resolved->endpoint->info();
+  std::string out = "engine '" + peer.engine_name + "' " +
+                    (peer.address.empty() ? "on this host, pid " + std::to_string(peer.pid)
+                                          : "at " + peer.address);
+  for (std::size_t i = 0; i < resolved->memories.size(); ++i) {
+    // Storages of one group may lie in memory of different kinds.
+    const std::string way = resolved->channel->explain(*resolved->memories[i]);
+    if (i > 0 && way == resolved->channel->explain(*resolved->memories[i - 1])) continue;
+    out += "\n" + std::string(resolved->transport) + ": " + way;
+  }
+  // In the order of preference: those before it cannot be used, those after it are not needed.
+  for (const TransportInfo& info : list_transports()) {
+    if (info.name == resolved->transport) break;
+    std::string why = info.is_available ? "this engine was made without it" : info.reason;
+    for (const auto& [name, reason] : resolved->passed_over) {
+      if (name == info.name) why = reason;
+    }
+    out += "\nnot " + std::string(info.name) + ": " + why;
+  }
+  return out;
 }
 
 bool EngineCore::is_revoked(const GrantRecord& grant) const {

@@ -78,6 +78,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Gives what a grant of `view` says to the other side.
   Result<HandleInfo> describe(const GrantRecord& grant, const View& view) const;
   bool is_revoked(const GrantRecord& grant) const;
+  Result<std::string> explain(const RemoteView& target);
   Status revoke_grant(const std::shared_ptr<const GrantRecord>& grant, std::int64_t deadline_ns,
                       Force force);
   Status revoke_region(const std::shared_ptr<RegionRecord>& record, std::int64_t deadline_ns,

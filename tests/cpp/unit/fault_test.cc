@@ -123,6 +123,7 @@ class PlainChannel final : public Channel {
     return why_;
   }
   bool is_quiet() const override { return true; }
+  std::string explain(const RemoteMemory&) const override { return "plainly"; }
   // As if the transport itself had found the end.
   void break_down(const Status& why) {
     lose(why, PeerFate::kUnknown);
@@ -181,6 +182,7 @@ class PlainTransport final : public Transport {
   bool is_local() const override { return true; }
   bool enforces_access() const override { return false; }
   Result<Blob> describe(const MemoryPiece&, Access) override { return Blob(); }
+  Status prepare(const MemoryPiece&) override { return Status::ok(); }
   Result<std::shared_ptr<RemoteMemory>> import_memory(Blob, std::uint64_t nbytes,
                                                       const PeerProcess&) override {
     return std::shared_ptr<RemoteMemory>(

@@ -97,6 +97,9 @@ class FaultChannel final : public Channel {
   Status lost() const override { return inner_->lost(); }
   // What is held back moves no bytes, and after lose() it never will.
   bool is_quiet() const override { return inner_->is_quiet(); }
+  std::string explain(const RemoteMemory& memory) const override {
+    return inner_->explain(memory) + " (with trouble made on purpose)";
+  }
 
   // --- What the inner channel reports. Thread: any. ---
 

@@ -99,6 +99,8 @@ class FaultTransport final : public Transport {
     return std::unique_ptr<ChannelHalf>(std::make_unique<FaultChannelHalf>(shop_, inner.take()));
   }
 
+  Status prepare(const MemoryPiece& piece) override { return inner_->prepare(piece); }
+
   void stop() override {
     end_everything();
     inner_->stop();

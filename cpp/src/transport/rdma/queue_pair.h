@@ -63,7 +63,7 @@ class QueuePair {
   QueuePairAddress address() const;
   // Errors: kTransportUnavailable when the two ends cannot reach each other.
   Status connect(const QueuePairAddress& peer, bool is_same_host);
-  // Words for explain(): who is connected to whom, by which addresses.
+  // Says who is connected to whom, by which addresses.
   const std::string& path() const { return path_; }
 
   void hand_over(CompletionTarget* target) { rail_.hand_over(number_, target); }

@@ -56,6 +56,7 @@ RdmaChannel::RdmaChannel(TransportHost& host, Poller& poller,
       rail_count_(pairs.size()) {
   for (const auto& pair : pairs) most_sges_ = std::min<std::size_t>(most_sges_, pair->most_sges());
   shared_.is_closed_there.resize(pairs.size());
+  shared_.why_out.resize(pairs.size());
   shared_.has_said_close.resize(pairs.size());
   shared_.has_said_closed.resize(pairs.size());
   shared_.orphans.resize(pairs.size());
@@ -71,6 +72,7 @@ Status RdmaChannel::connect(std::span<const QueuePairAddress> peer, bool is_same
   Status outcome;
   for (std::size_t i = 0; i < shared_.pairs.size(); ++i) {
     Status connected = shared_.pairs[i]->connect(peer[i], is_same_host);
+    shared_.why_out[i] = connected.text();
     if (outcome.is_ok()) outcome = std::move(connected);
   }
   return has_live_rail() ? Status::ok() : outcome;
@@ -772,6 +774,7 @@ bool RdmaChannel::are_all_drained() const {
 void RdmaChannel::break_rail(QueuePair& pair, const std::string& why) {
   pair.break_off();
   shared_.last_break = pair.rail().device().info().name + ": " + why;
+  shared_.why_out[pair.rail().index()] = shared_.last_break;
 }
 
 void RdmaChannel::look_at_broken_rails(Endings& endings) {
@@ -872,6 +875,28 @@ Status RdmaChannel::lost() const {
   if (!shared_.is_lost.load(std::memory_order_acquire)) return Status::ok();
   std::lock_guard lock(shared_.mutex);
   return shared_.lost_why;
+}
+
+std::string RdmaChannel::explain(const RemoteMemory&) const {
+  std::lock_guard lock(shared_.mutex);
+  std::string out;
+  std::size_t live = 0;
+  for (const auto& pair : shared_.pairs) {
+    const std::size_t rail = pair->rail().index();
+    if (!out.empty()) out += "; ";
+    out += "rail " + std::to_string(rail) + " ";
+    if (pair->is_alive()) {
+      out += pair->path();
+      ++live;
+    } else {
+      out += "is out (" + (shared_.why_out[rail].empty() ? "the peer closed it" : shared_.why_out[rail]) + ")";
+    }
+  }
+  if (live > 1) {
+    out += "; transfers from " + std::to_string(host_.rdma.least_striped_bytes) +
+           " bytes on go over all of them, shorter ones over the one with the least under way";
+  }
+  return out;
 }
 
 bool RdmaChannel::is_quiet() const {

@@ -59,6 +59,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void lose(Status why, PeerFate fate) override;
   Status lost() const override;
   bool is_quiet() const override;
+  std::string explain(const RemoteMemory& memory) const override;
 
   // The device of this rail says that it is down: its work goes to the others. The only one is kept
   // as long as it may come back.
@@ -134,6 +135,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
     std::vector<bool> is_closed_there;  // Nothing that the peer had on that rail is under way.
     std::vector<bool> has_said_close;   // The peer was asked to close its side,
     std::vector<bool> has_said_closed;  // and told that ours is empty.
+    std::vector<std::string> why_out;   // By rail: why it was never connected, or broke.
     std::string last_break;             // Why the rail that broke last did.
     std::vector<std::vector<Piece>> orphans;        // By rail: came back unfinished when it broke.
 

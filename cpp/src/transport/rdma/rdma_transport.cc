@@ -146,6 +146,14 @@ class RdmaTransport final : public Transport {
     return blob;
   }
 
+  Status prepare(const MemoryPiece& piece) override {
+    for (const auto& rail : poller_.rails()) {
+      const auto keys = Registration::of(rail->shared_device(), piece, Access::kBoth);
+      if (!keys.is_ok()) return keys.status();
+    }
+    return Status::ok();
+  }
+
   Result<std::shared_ptr<RemoteMemory>> import_memory(Blob description, std::uint64_t nbytes,
                                                       const PeerProcess&) override {
     ByteReader in(description.bytes);

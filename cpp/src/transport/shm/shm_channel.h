@@ -43,6 +43,9 @@ class ShmChannel final : public Channel {
   void lose(Status why, PeerFate fate) override;
   Status lost() const override;
   bool is_quiet() const override;
+  std::string explain(const RemoteMemory& memory) const override {
+    return static_cast<const PeerMemory&>(memory).path();
+  }
 
  private:
   // What the threads of this process share.

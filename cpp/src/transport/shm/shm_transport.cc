@@ -85,6 +85,7 @@ class ShmTransport final : public Transport {
   const char* name() const override { return "shm"; }
   bool is_local() const override { return true; }
 
+  Status prepare(const MemoryPiece&) override { return Status::ok(); }
   bool enforces_access() const override { return false; }
 
   Result<Blob> describe(const MemoryPiece& piece, Access) override {
