@@ -43,7 +43,8 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core test-python test-asan test-tsan test-rdma lint bench bench-core stub clean \
+.PHONY: help demo test test-core test-python test-asan test-tsan test-rdma \
+        test-rdma-demo lint bench bench-core bench-rdma stub clean \
         distclean gtest verbs
 
 help:
@@ -51,11 +52,13 @@ help:
 	@echo "make test         all tests: test-core, test-rdma, then test-python"
 	@echo "make test-core    C++ unit and conformance tests"
 	@echo "make test-rdma    the rdma transport on real verbs: Soft-RoCE in a QEMU guest"
+	@echo "make test-rdma-demo  the demo across two guests as two hosts; ten minutes, not part of test"
 	@echo "make test-python  Python and layout tests, on the installed package"
 	@echo "make test-asan    C++ tests under AddressSanitizer and UBSan"
 	@echo "make test-tsan    C++ tests under ThreadSanitizer"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        C++ benchmarks; BENCH_ARGS='...' goes to kvzc_bench"
+	@echo "make bench-rdma   the rdma transport beside bare verbs, in a QEMU guest; BENCH_ARGS likewise"
 	@echo "make stub         write python/kvzc/_core.pyi anew from the built module"
 	@echo "make clean        remove what was built; distclean removes .venv as well"
 
@@ -109,6 +112,10 @@ test-rdma: $(VENV)/.installed gtest verbs
 	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
 	$(RDMA_LIMIT) tests/softroce/run.sh
 
+test-rdma-demo: $(VENV)/.installed
+	tests/softroce/boot.sh --prepare
+	KVZC_DEMO=1 $(RDMA_LIMIT) $(PY) -m pytest -p no:cacheprovider -s tests/softroce/hosts -k demo
+
 # No -Werror here: GCC documents false warnings in sanitized code, and test-core has judged the same sources.
 SANITIZED := -DKVZC_TESTS=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g"
 
@@ -132,6 +139,11 @@ lint: $(VENV)/.installed
 	mypy
 
 bench: bench-core
+
+bench-rdma: $(VENV)/.tools verbs
+	$(call build,bench,-DKVZC_BENCH=ON -DKVZC_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DKVZC_RDMA=ON)
+	tests/softroce/boot.sh --prepare
+	tests/softroce/boot.sh -t 600 -- build/bench/kvzc_bench_rdma $(BENCH_ARGS)
 
 bench-core: $(VENV)/.tools
 	$(call build,bench,-DKVZC_BENCH=ON -DKVZC_WERROR=ON -DCMAKE_BUILD_TYPE=Release)

@@ -295,14 +295,6 @@ void bind_default_engine(py::module_& module) {
       },
       py::arg("address"), py::arg("nbytes"),
       "Whether these bytes lie in memory that other processes can map.");
-  module.def(
-      "_after_fork_in_child",
-      [] {
-        for (const auto& weak : state().engines) {
-          if (const std::shared_ptr<Engine> engine = weak.lock()) engine->after_fork_in_child();
-        }
-      },
-      "Closes a forked child's copies of the engines' sockets.");
   module.def("_close_all", &close_all, "Closes every engine of this process, in a second at most.");
 }
 

@@ -12,7 +12,6 @@ can be read. The functions here act on a default engine, made at first use; each
 """
 
 import atexit as _atexit
-import os as _os
 
 from ._core import (
     NOW,
@@ -49,7 +48,6 @@ from ._core import (
     Unsupported,
     WouldBlock,
     __version__,
-    _after_fork_in_child,
     _close_all,
     arrivals,
     connect,
@@ -67,8 +65,6 @@ from .tensors import share
 
 # Before the interpreter goes: threads end, and waits that daemon threads sit in wake.
 _atexit.register(_close_all)
-# A forked child must not keep the parent's connections open: their end is how peers see its death.
-_os.register_at_fork(after_in_child=_after_fork_in_child)
 
 __all__ = [
     "NOW",

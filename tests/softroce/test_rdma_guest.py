@@ -3,7 +3,9 @@
 Run by run.sh in a guest of boot.sh; elsewhere it fails, since the devices are not there.
 """
 
+import mmap
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import kvzc
@@ -116,13 +118,12 @@ def test_explain_names_the_rails_and_why_not_shared_memory(engine: kvzc.Engine) 
 
 
 def test_memory_that_no_device_takes_is_refused_when_it_is_registered() -> None:
-    import mmap
-    import tempfile
-
     with kvzc.Engine(transports=["rdma"]) as engine, tempfile.TemporaryFile() as file:
-        file.truncate(4096)
-        pages = mmap.mmap(file.fileno(), 8192, flags=mmap.MAP_SHARED)  # Its second is beyond the end.
-        with pytest.raises((kvzc.LimitExceeded, kvzc.TransportUnavailable), match=r"8192 bytes.*rxe0"):
+        file.truncate(8192)
+        pages = mmap.mmap(file.fileno(), 8192, flags=mmap.MAP_SHARED)
+        file.truncate(4096)  # Its second page is beyond the end now.
+        refused = (kvzc.LimitExceeded, kvzc.TransportUnavailable)
+        with pytest.raises(refused, match=r"8192 bytes.*rxe0"):
             engine.register(np.frombuffer(pages, np.uint8))
         assert engine.stats()["storages"] == 0
 

@@ -87,6 +87,8 @@ class Transfer {
   Status cancel(std::int64_t deadline_ns) const;
   // Does a share of the copying, if there is any to do, until about the deadline.
   void help(std::int64_t deadline_ns) const;
+  // This thread will sleep until the transfer has ended, and not help any more.
+  void will_sleep() const;
   // Errors: kForkedEngine in a child made by fork().
   Status usable_here() const;
   // Gives why the peer that it goes to is lost, or ok.
@@ -248,9 +250,6 @@ class Engine {
   int arrivals_fd();
 
   EngineStats stats() const;
-  // In a child made by fork(): closes the sockets that came along, so that the parent's peers see
-  // the parent's end. Takes no lock.
-  void after_fork_in_child();
   // Ends everything: transfers, grants, peers, threads. Idempotent. Errors: kTimedOut when a
   // transfer or a peer did not come to rest in time; everything is closed all the same. A call with
   // an earlier deadline hurries one that waits on another thread.

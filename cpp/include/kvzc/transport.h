@@ -251,6 +251,9 @@ class Channel {
   // Does a share of the operation's work on this thread; returns when nothing is left to begin, or
   // soon after the deadline.
   virtual void help(Operation& operation, std::int64_t deadline_ns) = 0;
+  // A thread will sleep until the operation has ended, and not help any more: from here on the
+  // channel sees to it without anybody's calls, and at once. Never blocks.
+  virtual void will_sleep(Operation&) {}
   // Passes over what has not begun of an operation that was posted here and has failed, so that it
   // ends as soon as what has begun is over. Never blocks.
   virtual void abort(Operation& operation) = 0;
@@ -270,6 +273,9 @@ class Channel {
 
   // Hands every tag that has come in to the arrival sink.
   virtual void drain() = 0;
+  // Looks for what has come in and rings the doorbell only when somebody looks: a thread that waits
+  // does so again and again. Cost: next to nothing.
+  virtual void look() {}
   // Gives the peer `count` credits back.
   virtual void grant_credits(std::uint32_t count) = 0;
   // Returns once the peer can no longer touch memory through any of these grants, whose epochs were

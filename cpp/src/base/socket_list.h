@@ -1,41 +1,28 @@
-// SocketList: the sockets of an engine, so that a forked child can close its copies of them.
+// SocketList: the sockets of an engine, so that a forked child does not keep its connections alive.
 #pragma once
-
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
 
 namespace kvzc {
 
-// Fixed, without locks: the child may run while another thread of the parent held any lock. Sockets
-// beyond its size are not listed; a child then keeps them open. Thread: any.
+// A child made by fork() closes its copies of what is listed, before fork() returns there: peers then
+// see the end of its parent. Fixed, without locks: the child may run while another thread of the
+// parent held any lock. Sockets beyond its size, and lists beyond kMostLists, are not known; a child
+// then keeps them open. Thread: any.
 class SocketList {
  public:
-  void add(int fd) {
-    for (auto& place : places_) {
-      int empty = -1;
-      if (place.load(std::memory_order_relaxed) < 0 && place.compare_exchange_strong(empty, fd)) {
-        return;
-      }
-    }
-  }
+  SocketList();
+  ~SocketList();
+  SocketList(const SocketList&) = delete;
+  SocketList& operator=(const SocketList&) = delete;
+
+  void add(int fd);
   // Call before the descriptor is closed.
-  void remove(int fd) {
-    for (auto& place : places_) {
-      int expected = fd;
-      if (place.compare_exchange_strong(expected, -1)) return;
-    }
-  }
+  void remove(int fd);
   // For when they are closed by others.
-  void forget_all() {
-    for (auto& place : places_) place.store(-1, std::memory_order_relaxed);
-  }
-  void close_all() {
-    for (auto& place : places_) {
-      if (const int fd = place.exchange(-1); fd >= 0) ::close(fd);
-    }
-  }
+  void forget_all();
+  void close_all();
 
  private:
   static constexpr std::size_t kPlaces = 4096;

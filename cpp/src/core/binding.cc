@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "core/endpoint.h"
 
 namespace kvzc {
@@ -24,8 +25,12 @@ Binding::Next Binding::enter(OperationSlot& operation, std::shared_ptr<const Res
       *resolved = resolved_;
       return Next::kPost;
     case State::kFailed:
-      *why = why_;
-      return Next::kFail;
+      if (now_ns() < retry_ns_) {
+        *why = why_;
+        return Next::kFail;
+      }
+      state_ = State::kNew;
+      break;
     case State::kNew:
     case State::kResolving:
       break;
@@ -53,23 +58,25 @@ std::shared_ptr<const Binding::Resolved> Binding::resolved() const {
 Status Binding::failure() const {
   std::lock_guard lock(mutex_);
   if (state_ == State::kReady && resolved_->endpoint->is_lost()) return resolved_->endpoint->why();
-  return state_ == State::kFailed ? why_ : Status::ok();
+  return state_ == State::kFailed && now_ns() < retry_ns_ ? why_ : Status::ok();
 }
 
 std::vector<OperationSlot*> Binding::resolve(std::shared_ptr<const Resolved> resolved) {
   std::lock_guard lock(mutex_);
-  if (state_ == State::kFailed) return {};  // The engine closed meanwhile.
+  // The engine closed meanwhile.
+  if (state_ == State::kFailed && retry_ns_ == kNever) return {};
   state_ = State::kReady;
   resolved_ = std::move(resolved);
   return std::exchange(waiting_, {});
 }
 
-std::vector<OperationSlot*> Binding::fail(Status why, Finality finality) {
+std::vector<OperationSlot*> Binding::fail(Status why, std::int64_t retry_ns) {
   std::shared_ptr<const Resolved> dropped;  // Declared first: let go of after the lock.
   std::lock_guard lock(mutex_);
-  if (state_ == State::kFailed) return {};
-  state_ = finality == Finality::kFinal ? State::kFailed : State::kNew;
+  if (state_ == State::kFailed && retry_ns_ == kNever) return {};
+  state_ = State::kFailed;
   why_ = std::move(why);
+  retry_ns_ = retry_ns;
   dropped.swap(resolved_);
   return std::exchange(waiting_, {});
 }

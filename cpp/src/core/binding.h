@@ -53,9 +53,9 @@ class Binding {
 
   // Ends the waiting. The operations are the caller's to post or retire. Thread: control.
   std::vector<OperationSlot*> resolve(std::shared_ptr<const Resolved> resolved);
-  // A final failure stays; another one lets the next operation try again.
-  enum class Finality { kFinal, kRetry };
-  std::vector<OperationSlot*> fail(Status why, Finality finality);
+  // Operations fail with `why` until then; the next one tries again. kNever: it is final.
+  static constexpr std::int64_t kAtOnce = 0, kNever = INT64_MAX;
+  std::vector<OperationSlot*> fail(Status why, std::int64_t retry_ns);
   // Takes one waiting operation out, if it is still there; its tag stays, and says `why`.
   // Thread: any.
   bool withdraw(OperationSlot& operation, Code why);
@@ -75,6 +75,7 @@ class Binding {
   State state_ = State::kNew;
   std::shared_ptr<const Resolved> resolved_;
   Status why_;
+  std::int64_t retry_ns_ = kNever;  // When it has failed.
   std::vector<OperationSlot*> waiting_;
   std::vector<Orphan> orphans_;
 };

@@ -16,7 +16,7 @@ Status ended(int error) {
     case ETIMEDOUT:
     case EHOSTUNREACH:
     case ENETUNREACH:
-      return Status(Code::kPeerLost, "its host does not answer any more");
+      return Status(Code::kTimedOut, "its host does not answer any more");
     case 0:
     case ECONNRESET:
     case EPIPE:

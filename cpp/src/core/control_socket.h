@@ -26,8 +26,8 @@ class ControlSocket {
   // Sends a message, or goes on with it. Errors: kWouldBlock, and the same message must be given
   // again before any other; kPeerLost when the other end is gone.
   Status send(const Message& message);
-  // Errors: kWouldBlock when no whole message is there; kPeerLost at the end; kProtocol for what is
-  // no message.
+  // Errors: kWouldBlock when no whole message is there; kPeerLost at the end; kTimedOut when the
+  // other host is silent; kProtocol for what is no message.
   Result<Message> receive();
 
  private:

@@ -261,8 +261,12 @@ void Endpoint::connect_to_host(const std::string& address) {
   const std::int64_t now = now_ns();
   const auto left = static_cast<std::int64_t>(first_->info().addresses.size() - address_at_);
   const std::int64_t share = (handshake_deadline_ns_ - now) * 9 / 10 / left;
-  host_.loop().run_at(now + share, [self = shared_from_this(), at = address_at_, address, give_up] {
-    if (self->stage_ != Stage::kConnecting || self->is_lost() || self->address_at_ != at) return;
+  // It does not keep an endpoint that has come to its end.
+  host_.loop().run_at(now + share, [weak = weak_from_this(), at = address_at_, address, give_up] {
+    const std::shared_ptr<Endpoint> self = weak.lock();
+    if (!self || self->stage_ != Stage::kConnecting || self->is_lost() || self->address_at_ != at) {
+      return;
+    }
     give_up(Status(Code::kPeerLost, "nobody answers at " + address +
                                         ": its host is down, or a firewall is between"));
   });
@@ -336,6 +340,8 @@ void Endpoint::peer_has_exited() {
 void Endpoint::on_end_of_connection(const Status& how) {
   // All that it said was read.
   if (is_remote()) {
+    // A kernel over there has closed it, which it does for processes that exit.
+    has_peer_ended_ = how.code() == Code::kPeerLost;
     return lose(Status(Code::kPeerLost, peer_words() + " is lost: " + std::string(how.text())),
                 PeerFate::kUnknown);
   }
@@ -359,7 +365,9 @@ void Endpoint::on_events(std::uint32_t events) {
     Result<Message> message = socket_.receive();
     if (!message.is_ok()) {
       if (message.status().code() == Code::kWouldBlock) break;
-      if (message.status().code() == Code::kPeerLost && stage_ == Stage::kReady) {
+      const bool is_end =
+          message.status().code() == Code::kPeerLost || message.status().code() == Code::kTimedOut;
+      if (is_end && stage_ == Stage::kReady) {
         on_end_of_connection(message.status());
       } else {
         lose(message.status(), PeerFate::kUnknown);
@@ -690,7 +698,7 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
   wire::Attached answer;
   answer.request = attach.request;
   const std::shared_ptr<const GrantRecord> grant = host_.grants().find(attach.grant_id);
-  const std::shared_ptr<const RegionMemory> memory = grant ? grant->memory.lock() : nullptr;
+  std::shared_ptr<const RegionMemory> memory = grant ? grant->memory.lock() : nullptr;
   if (!memory) {
     answer.code = Code::kRevoked;
     answer.text = "the owner has revoked this grant, or closed its region; ask it for a new handle";
@@ -719,6 +727,8 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
       break;
     }
   }
+  // Let go before the peer hears: whoever closes the region after its put finds nobody else on it.
+  memory.reset();
   send(wire::encode(answer));
   return Status::ok();
 }

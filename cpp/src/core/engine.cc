@@ -78,6 +78,7 @@ class Watcher {
     for (std::size_t i = 0; i < transfers_.size(); ++i) {
       watches_[i].waker = &waker_;
       transfers_[i].state().watch(watches_[i]);
+      transfers_[i].will_sleep();
     }
   }
   ~Watcher() {
@@ -153,6 +154,11 @@ Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t 
     }
   }
   return Status::ok();
+}
+
+void Transfer::will_sleep() const {
+  Channel* channel = slot_->channel.load(std::memory_order_acquire);
+  if (channel != nullptr && !has_ended()) channel->will_sleep(*slot_);
 }
 
 void Transfer::help(std::int64_t deadline_ns) const {
@@ -342,7 +348,6 @@ std::shared_ptr<void> Engine::expect_arrivals(std::string_view tag) {
 std::vector<Arrival> Engine::poll_arrivals(std::size_t most) { return core_->poll_arrivals(most); }
 void Engine::forget_arrivals(std::string_view tag) { core_->forget_arrivals(tag); }
 int Engine::arrivals_fd() { return core_->arrivals_fd(); }
-void Engine::after_fork_in_child() { core_->close_inherited_sockets(); }
 EngineStats Engine::stats() const { return core_->stats(); }
 Status Engine::close(std::int64_t deadline_ns) { return core_->close(deadline_ns); }
 

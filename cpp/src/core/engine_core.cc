@@ -34,12 +34,15 @@ constexpr std::size_t kMostLostPeers = 4096;
 constexpr std::size_t kMostStorages = 4096;
 // The list of runs of one transfer takes 24 bytes each: 400 MB.
 constexpr std::uint64_t kMostPieces = 1u << 24;
-// A peer on another host that was lost is tried again after this long.
+// A peer on another host that was lost is tried again after this long: where nothing answered, and
+// where its host said that nobody listens any more.
 constexpr std::int64_t kNetworkPauseNs = kSecondNs;
+constexpr std::int64_t kEndedPauseNs = 100'000'000;
 constexpr std::size_t kLeastSecretBytes = 16;
 constexpr std::size_t kMostAddresses = 8;
-// A waiting thread looks this long before it sleeps.
+// A waiting thread looks at least, and at most, this long before it sleeps.
 constexpr std::int64_t kSpinNs = 20'000;
+constexpr std::int64_t kMostSpinNs = 200'000;
 
 Status closed() { return Status(Code::kClosed, "the engine is closed; make another one"); }
 
@@ -69,7 +72,8 @@ EngineCore::EngineCore(EngineOptions options)
       transport_host_{doorbell_, fences_, *this, *this, options_.tuning, options_.rdma},
       grants_(fences_),
       storages_(options_.allocator),
-      inbox_(static_cast<std::int64_t>(std::min(options_.arrival_ttl_seconds, 3.0e9) * 1e9)) {}
+      inbox_(static_cast<std::int64_t>(std::min(options_.arrival_ttl_seconds, 3.0e9) * 1e9)),
+      arrival_patience_(kSpinNs, kMostSpinNs) {}
 
 EngineCore::~EngineCore() = default;
 
@@ -184,7 +188,7 @@ void EngineCore::end_waiting(const Status& why) {
     }
   }
   for (const auto& binding : bindings) {
-    for (OperationSlot* slot : binding->fail(why, Binding::Finality::kFinal)) retire(*slot, why);
+    for (OperationSlot* slot : binding->fail(why, Binding::kNever)) retire(*slot, why);
   }
 }
 
@@ -1195,9 +1199,7 @@ void EngineCore::start_binding(std::shared_ptr<Binding> binding) {
       const LostPeer known = lost->second;
       lock.unlock();
       const Status why = after_loss(info, known.why);
-      const auto finality =
-          known.is_final() ? Binding::Finality::kFinal : Binding::Finality::kRetry;
-      for (OperationSlot* slot : binding->fail(why, finality)) retire(*slot, why);
+      for (OperationSlot* slot : binding->fail(why, known.retry_ns)) retire(*slot, why);
       return;
     }
   }
@@ -1262,8 +1264,9 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
   // later; and where an engine has closed another may listen now, which says so.
   const bool may_return = endpoint.is_remote() &&
                           (why.code() == Code::kPeerLost || why.code() == Code::kTimedOut);
-  const std::int64_t pause_ns = endpoint.has_peer_ended() ? 0 : kNetworkPauseNs;
+  const std::int64_t pause_ns = endpoint.has_peer_ended() ? kEndedPauseNs : kNetworkPauseNs;
   const std::int64_t retry_ns = may_return ? now_ns() + pause_ns : INT64_MAX;
+  bool was_known = false;  // It was lost before, and was tried again.
   {
     std::lock_guard lock(mutex_);
     auto list = std::make_shared<Endpoints>(*drained_);
@@ -1278,6 +1281,7 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
                                    LostPeer{why, endpoint.has_peer_ended(), retry_ns});
     } else if (const auto lost = lost_peers_.find(endpoint.peer_incarnation());
                lost != lost_peers_.end() && !lost->second.is_final()) {
+      was_known = true;
       // It was tried again. In vain: until the next time everybody hears so at once.
       if (why.code() == Code::kPeerLost || why.code() == Code::kTimedOut) {
         lost->second.retry_ns = now_ns() + kNetworkPauseNs;
@@ -1290,13 +1294,13 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
   }
   std::erase_if(endpoints_, [&](const auto& each) { return each.get() == &endpoint; });
   // A peer that was never reached may be there next time.
-  const bool may_retry = may_change(why.code()) || may_return ||
-                         (!was_ready && why.code() == Code::kPeerLost);
+  const bool may_be_there =
+      may_change(why.code()) || (!was_ready && why.code() == Code::kPeerLost);
+  const std::int64_t again_ns = may_return && (was_ready || was_known) ? retry_ns
+                                : may_be_there                         ? Binding::kAtOnce
+                                                                       : Binding::kNever;
   for (const auto& binding : bindings) {
-    for (OperationSlot* slot :
-         binding->fail(why, may_retry ? Binding::Finality::kRetry : Binding::Finality::kFinal)) {
-      retire(*slot, why);
-    }
+    for (OperationSlot* slot : binding->fail(why, again_ns)) retire(*slot, why);
   }
   // Those who wait for room at this peer, and those who wait for its tags.
   look_for_credits();
@@ -1319,9 +1323,9 @@ void EngineCore::binding_answered(Endpoint& endpoint, const std::shared_ptr<Bind
     slots = binding->resolve(resolved);
   } else {
     // The grant is refused, the peer is not: it hears of what was to come.
-    const auto finality =
-        may_change(status.code()) ? Binding::Finality::kRetry : Binding::Finality::kFinal;
-    for (OperationSlot* slot : binding->fail(status, finality)) {
+    const std::int64_t again_ns =
+        may_change(status.code()) ? Binding::kAtOnce : Binding::kNever;
+    for (OperationSlot* slot : binding->fail(status, again_ns)) {
       if (slot->has_tag) {
         credit_waiters_.push_back({nullptr, {slot->tag, status.code()}, nullptr, road, channel});
       }
@@ -1444,14 +1448,19 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
     return taken;
   };
   Result<std::vector<Arrival>> outcome = std::vector<Arrival>();
-  std::int64_t spin_until = now_ns() + kSpinNs;
+  const std::int64_t start = now_ns();
+  const std::int64_t spin_until = std::min(deadline_ns, start + arrival_patience_.ns());
+  bool has_slept = false;
   for (;;) {
     // Read before looking: a ring after the look then ends the sleep at once.
     const std::uint32_t seen = doorbell_.count();
     Status lost = peer == nullptr ? Status::ok() : peer_status(*peer);
     drain_all();
     outcome = look();
-    if (!outcome->empty()) break;
+    if (!outcome->empty()) {
+      arrival_patience_.came_after(now_ns() - start);
+      break;
+    }
     if (!lost.is_ok()) {
       outcome = lost;
       break;
@@ -1467,8 +1476,16 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
                                             "in time");
       break;
     }
-    while (doorbell_.count() == seen && now_ns() < std::min(spin_until, deadline_ns)) cpu_relax();
-    if (doorbell_.count() == seen) doorbell_.sleep(seen, deadline_ns - now);
+    const auto endpoints = drained();
+    while (doorbell_.count() == seen && now_ns() < spin_until) {
+      cpu_relax();
+      for (const auto& endpoint : *endpoints) {
+        if (Channel* const channel = endpoint->tag_channel()) channel->look();
+      }
+    }
+    if (doorbell_.count() != seen) continue;
+    if (!std::exchange(has_slept, true)) arrival_patience_.was_in_vain();
+    doorbell_.sleep(seen, deadline_ns - now);
   }
   inbox_.end_wait(tag);
   return outcome;

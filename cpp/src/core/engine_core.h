@@ -14,6 +14,7 @@
 
 #include "base/doorbell.h"
 #include "base/fence_board.h"
+#include "base/patience.h"
 #include "base/shared_memory.h"
 #include "base/socket_list.h"
 #include "core/binding.h"
@@ -138,8 +139,6 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
                         std::shared_ptr<const Binding::Resolved> resolved) override;
 
   const EngineOptions& options() const override { return options_; }
-  // Closes what a forked child must not keep open. Thread: the child's only one.
-  void close_inherited_sockets() { sockets_.close_all(); }
   SocketList& sockets() override { return sockets_; }
 
  private:
@@ -244,6 +243,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // When the timer for the next deadline fires; INT64_MAX: none runs.
   std::atomic<std::int64_t> deadline_timer_ns_{INT64_MAX};
   Inbox inbox_;
+  Patience arrival_patience_;  // How long a thread looks for arrivals before it sleeps.
   ControlLoop loop_;
 
   SocketList sockets_;

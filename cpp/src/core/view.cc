@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory_resource>
 
 #include "base/checked_math.h"
 
@@ -415,19 +416,28 @@ class RunMerger {
   std::uint64_t remote_end_ = ~std::uint64_t{0};  // No run ends here.
 };
 
-// Two views as one walk: pieces of `piece` bytes, one per position on the axes.
+// Two views as one walk: pieces of `piece` bytes, one per position on the axes. Made for every put, so
+// it allocates only for more axes than tensors have.
 struct Pairing {
-  std::vector<PairedAxis> axes;
+  // Requires: equal shapes and dtypes, at least one element.
+  Pairing(const TensorView& local, const TensorView& remote);
+  Pairing(const Pairing&) = delete;
+  Pairing& operator=(const Pairing&) = delete;
+
+ private:
+  alignas(PairedAxis) std::byte room_[kTypicalAxes * sizeof(PairedAxis)];
+  std::pmr::monotonic_buffer_resource memory_{room_, sizeof room_};
+
+ public:
+  std::pmr::vector<PairedAxis> axes{&memory_};
   std::int64_t local_at;
   std::int64_t remote_at;
   std::int64_t piece;
 };
 
-// Requires: equal shapes and dtypes, at least one element.
-Pairing pair_up(const TensorView& local, const TensorView& remote) {
-  const std::int64_t item = dtype_nbytes(local.dtype);
-  Pairing out{{}, local.offset, remote.offset, item};
-  std::vector<PairedAxis>& axes = out.axes;
+Pairing::Pairing(const TensorView& local, const TensorView& remote)
+    : local_at(local.offset), remote_at(remote.offset), piece(dtype_nbytes(local.dtype)) {
+  const std::int64_t item = piece;
   axes.reserve(kTypicalAxes);
   for (std::size_t i = 0; i < local.axes.size(); ++i) {
     const Axis& a = local.axes[i];
@@ -435,15 +445,15 @@ Pairing pair_up(const TensorView& local, const TensorView& remote) {
     PairedAxis axis{a.size, a.stride, b.stride, a.list ? a.list->data() : nullptr,
                     b.list ? b.list->data() : nullptr};
     if (axis.size == 1) {
-      out.local_at += axis.local(0);
-      out.remote_at += axis.remote(0);
+      local_at += axis.local(0);
+      remote_at += axis.remote(0);
       continue;
     }
     if (axis.is_regular()) {
       // Walked backwards on both sides is the same as forwards.
       if (axis.local_stride < 0 && axis.remote_stride < 0) {
-        out.local_at += (axis.size - 1) * axis.local_stride;
-        out.remote_at += (axis.size - 1) * axis.remote_stride;
+        local_at += (axis.size - 1) * axis.local_stride;
+        remote_at += (axis.size - 1) * axis.remote_stride;
         axis.local_stride = -axis.local_stride;
         axis.remote_stride = -axis.remote_stride;
       }
@@ -460,10 +470,22 @@ Pairing pair_up(const TensorView& local, const TensorView& remote) {
   }
   if (!axes.empty() && axes.back().is_regular() && axes.back().local_stride == item &&
       axes.back().remote_stride == item) {
-    out.piece = axes.back().size * item;
+    piece = axes.back().size * item;
     axes.pop_back();
   }
-  return out;
+}
+
+// Says whether each axis steps over everything that those after it cover, as in every tensor that
+// was not transposed: then no byte is there twice, and that is quickly seen.
+bool steps_outwards(const TensorView& view) {
+  std::int64_t covered = dtype_nbytes(view.dtype);
+  for (auto axis = view.axes.rbegin(); axis != view.axes.rend(); ++axis) {
+    if (axis->size == 1) continue;
+    const std::int64_t stride = std::abs(axis->stride);
+    if (axis->list || stride < covered) return false;
+    covered += (axis->size - 1) * stride;
+  }
+  return true;
 }
 
 }  // namespace
@@ -471,7 +493,8 @@ Pairing pair_up(const TensorView& local, const TensorView& remote) {
 std::uint64_t count_pieces(const TensorView& local, const TensorView& remote) {
   if (local.numel() == 0) return 0;
   std::uint64_t count = 1;
-  for (const PairedAxis& axis : pair_up(local, remote).axes) {
+  const Pairing pairing(local, remote);
+  for (const PairedAxis& axis : pairing.axes) {
     count *= static_cast<std::uint64_t>(axis.size);
   }
   return count;
@@ -480,28 +503,27 @@ std::uint64_t count_pieces(const TensorView& local, const TensorView& remote) {
 void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
               std::vector<Run>& runs) {
   if (local.numel() == 0) return;
-  const Pairing pairing = pair_up(local, remote);
-  const auto& [axes, local_at, remote_at, piece] = pairing;
+  const Pairing pairing(local, remote);
+  const auto& axes = pairing.axes;
+  const auto piece = static_cast<std::uint64_t>(pairing.piece);
   RunMerger merger(runs);
   if (axes.empty()) {
-    merger.add(local_data + local_at, static_cast<std::uint64_t>(remote_at),
-               static_cast<std::uint64_t>(piece));
+    merger.add(local_data + pairing.local_at, static_cast<std::uint64_t>(pairing.remote_at), piece);
     return;
   }
   const PairedAxis inner = axes.back();
   const std::size_t outer_count = axes.size() - 1;
   std::vector<std::int64_t> counters(outer_count, 0);
   for (;;) {
-    std::int64_t local_row = local_at;
-    std::int64_t remote_row = remote_at;
+    std::int64_t local_row = pairing.local_at;
+    std::int64_t remote_row = pairing.remote_at;
     for (std::size_t i = 0; i < outer_count; ++i) {
       local_row += axes[i].local(counters[i]);
       remote_row += axes[i].remote(counters[i]);
     }
     for (std::int64_t i = 0; i < inner.size; ++i) {
       merger.add(local_data + local_row + inner.local(i),
-                 static_cast<std::uint64_t>(remote_row + inner.remote(i)),
-                 static_cast<std::uint64_t>(piece));
+                 static_cast<std::uint64_t>(remote_row + inner.remote(i)), piece);
     }
     std::size_t axis = outer_count;
     while (axis > 0 && ++counters[axis - 1] == axes[axis - 1].size) counters[--axis] = 0;
@@ -510,7 +532,7 @@ void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& 
 }
 
 Status check_no_overlap(const TensorView& target) {
-  if (target.numel() == 0) return Status::ok();
+  if (target.numel() == 0 || steps_outwards(target)) return Status::ok();
   // Sorted by step, each axis must step over everything that the inner ones cover. Lists are
   // looked at by their closest two entries.
   struct Step {

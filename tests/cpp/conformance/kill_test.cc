@@ -321,11 +321,16 @@ Status put(Engine& engine, const LocalView& source, const RemoteView& target) {
 
 TEST_P(KillTest, AKilledOwnerThatRestartsAtItsAddressIsAnotherOne) {
   const std::string name = "killed-" + std::to_string(getpid());
+  std::string listen;
   const auto live = [&](Party& party) {
+    if (GetParam().sut.between_hosts && listen.empty()) listen = listen_somewhere().address;
     const pid_t pid = fork();
     if (pid != 0) return pid;
     alarm(60);
-    auto engine = party.make_engine([&](EngineOptions& options) { options.name = name; });
+    auto engine = party.make_engine([&](EngineOptions& options) {
+      options.name = name;
+      options.listen = listen;
+    });
     OwnedMemory memory = make_memory(*engine, 4096);
     party.tell(memory.handle_text());
     for (;;) pause();
@@ -350,7 +355,7 @@ TEST_P(KillTest, AKilledOwnerThatRestartsAtItsAddressIsAnotherOne) {
         party.tell("written");
         const RemoteView fresh = open_handle(party.hear());
         EXPECT_NE(old.handle->info.incarnation, fresh.handle->info.incarnation);
-        const Status stale = put(*engine, view, old);
+        const Status stale = put_until_answered(*engine, view, old);
         EXPECT_EQ(stale.code(), Code::kStaleHandle) << stale.to_string();
         // The fresh one connects by itself.
         const Status again = put(*engine, view, fresh);

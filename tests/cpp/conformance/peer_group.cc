@@ -310,6 +310,19 @@ void stop(pid_t process) {
   while (!is_stopped() && in_seconds(0) < patience) std::this_thread::yield();
 }
 
+Status put_until_answered(Engine& engine, const LocalView& source, const RemoteView& target) {
+  const std::int64_t patience = in_seconds(is_between_hosts ? 5 : 0);
+  for (;;) {
+    const TransferItem item{&source, &target};
+    const Result<Transfer> transfer = engine.put({&item, 1}, {}, in_seconds(30));
+    Status status = transfer.status();
+    if (status.is_ok()) status = transfer->wait(in_seconds(30));
+    if (status.is_ok()) status = transfer->status();
+    if (status.code() != Code::kPeerLost || in_seconds(0) > patience) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
 void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,
                   std::optional<std::string_view> notify) {
   TransferOptions options;

@@ -153,6 +153,10 @@ std::int64_t in_seconds(double seconds);
 // Stops a process (SIGSTOP) and returns when none of its threads runs.
 void stop(pid_t process);
 
+// Puts and waits; gives how that ended. Between hosts a peer that was lost is tried again after a
+// moment only: until then it is PeerLost, and that is waited for.
+Status put_until_answered(Engine& engine, const LocalView& source, const RemoteView& target);
+
 // Puts and waits. Fails the test when either goes wrong.
 void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,
                   std::optional<std::string_view> notify = std::nullopt);

@@ -56,7 +56,7 @@ TEST_P(RestartTest, AnOldHandleNeverReachesTheNewEngineAtItsAddress) {
           fill(right.data(), 4096, static_cast<std::uint32_t>(round));
           EXPECT_TRUE(put(*engine, right_view, fresh).is_ok());
           if (round > 0) {
-            const Status status = put(*engine, wrong_view, old);
+            const Status status = put_until_answered(*engine, wrong_view, old);
             EXPECT_EQ(status.code(), Code::kStaleHandle) << status.to_string();
             // So does an engine that has not known the first life.
             auto stranger = party.make_engine();

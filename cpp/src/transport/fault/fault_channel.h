@@ -88,6 +88,7 @@ class FaultChannel final : public Channel {
   void send_tag(const Tag& tag, Code code) override;
   Status look_at_grant(FenceTicket grant) override { return inner_->look_at_grant(grant); }
   void drain() override;
+  void look() override { inner_->look(); }
   void grant_credits(std::uint32_t count) override { inner_->grant_credits(count); }
   Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) override {
     return inner_->fence(grants, deadline_ns);

@@ -18,9 +18,8 @@ namespace {
 
 // After this long without a completion the thread sleeps until one comes.
 constexpr std::int64_t kSpinNs = 20'000;
-// A thread that waits has looked so lately that it will look again.
-constexpr std::int64_t kHelpedNs = 200'000;
-constexpr std::int64_t kNapNs = 100'000;
+// So late may be what nobody waits for, while somebody is active.
+constexpr std::int64_t kNapNs = 1'000'000;
 
 }  // namespace
 
@@ -47,8 +46,7 @@ Status Poller::start() {
 void Poller::stop() {
   if (!thread_.joinable()) return;
   is_stopping_.store(true);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+  wake();
   thread_.join();
   settle();
 }
@@ -60,57 +58,87 @@ int Poller::look() {
   return count;
 }
 
-int Poller::help() {
-  helped_ns_.store(now_ns(), std::memory_order_relaxed);
-  return look();
+void Poller::add_sleeper() {
+  // Either this sees the nap, or the poller sees the sleeper before it naps.
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  if (is_napping_.exchange(false, std::memory_order_seq_cst)) wake();
 }
 
 void Poller::settle() {
+  while (poll_all()) {
+  }
+}
+
+bool Poller::poll_all() {
+  Endings endings(operations_);
   int count = 0;
-  do {
-    Endings endings(operations_);
-    count = 0;
-    for (const auto& rail : rails_) count += rail->poll_surely(endings);
-  } while (count > 0);
+  for (const auto& rail : rails_) count += rail->poll_surely(endings);
+  return count > 0;
+}
+
+void Poller::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
 }
 
 void Poller::run() {
   while (!is_stopping_.load(std::memory_order_relaxed)) {
-    std::int64_t idle_since = now_ns();
-    for (;;) {
-      if (look() > 0) {
-        idle_since = now_ns();
-      } else if (now_ns() - idle_since > kSpinNs) {
-        break;
-      } else {
-        cpu_relax();
-      }
+    if (is_somebody_active()) {
+      nap();
+    } else {
+      look_until_idle();
+      sleep();
     }
-    // Somebody waits and looks: a nap, and no event that would wake this thread for nothing.
-    if (now_ns() - helped_ns_.load(std::memory_order_relaxed) < kHelpedNs) {
-      const timespec nap{0, kNapNs};
-      nanosleep(&nap, nullptr);
-      continue;
+  }
+}
+
+// Says whether there was a mark since it was asked last.
+bool Poller::is_somebody_active() {
+  const std::uint32_t activity = activity_.load(std::memory_order_relaxed);
+  const bool has_changed = activity != std::exchange(seen_activity_, activity);
+  return has_changed && sleepers_.load(std::memory_order_relaxed) == 0;
+}
+
+void Poller::look_until_idle() {
+  std::int64_t idle_since = now_ns();
+  for (;;) {
+    if (look() > 0) {
+      idle_since = now_ns();
+    } else if (now_ns() - idle_since > kSpinNs) {
+      return;
     }
-    sleep();
+    cpu_relax();
+    if (activity_.load(std::memory_order_relaxed) != seen_activity_) return;
   }
 }
 
 void Poller::sleep() {
-  for (const auto& rail : rails_) rail->arm();
+  for (const auto& rail : rails_) rail->arm(Rail::Events::kAll);
   // What came before it was armed makes no event.
-  {
-    Endings endings(operations_);
-    int count = 0;
-    for (const auto& rail : rails_) count += rail->poll_surely(endings);
-    if (count > 0) return;
-  }
+  if (!poll_all()) sleep_armed(INT64_MAX);
+}
+
+void Poller::nap() {
+  for (const auto& rail : rails_) rail->arm(Rail::Events::kMessages);
+  if (poll_all()) return;
+  is_napping_.store(true, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) sleep_armed(kNapNs);
+  is_napping_.store(false, std::memory_order_relaxed);
+}
+
+void Poller::sleep_armed(std::int64_t timeout_ns) {
   std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}};
   for (const auto& rail : rails_) {
     fds.push_back({rail->events()->fd, POLLIN, 0});
     fds.push_back({rail->device().context()->async_fd, POLLIN, 0});
   }
-  if (poll(fds.data(), fds.size(), -1) <= 0) return;
+  const timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  const timespec* const limit = timeout_ns == INT64_MAX ? nullptr : &timeout;
+  if (ppoll(fds.data(), fds.size(), limit, nullptr) <= 0) return;
+  if (fds[0].revents != 0) {
+    std::uint64_t wakes = 0;
+    [[maybe_unused]] const ssize_t got = read(wake_.get(), &wakes, sizeof wakes);
+  }
   for (std::size_t i = 0; i < rails_.size(); ++i) {
     if (fds[1 + 2 * i].revents != 0) rails_[i]->take_events();
     if (fds[2 + 2 * i].revents != 0) on_async_events(*rails_[i]);

@@ -1,6 +1,15 @@
-// Poller: the thread that looks at the completion queues of all rails, and sleeps when they are idle.
+// Poller: the thread that looks at the completion queues of all rails when nobody else does.
 //
-// Whoever waits looks too, which is faster; this thread then keeps out of the way.
+// Whoever waits looks too, which is faster, and a thread that is woken for what another has seen
+// already only takes time from both. So this one keeps out of the way of threads that are active:
+//
+//   nobody is active       it sleeps until the next completion, of whatever kind
+//   somebody is            it sleeps until a message comes, and else looks once in kNapNs
+//   somebody sleeps        as if nobody were active: what is slept for is taken at once
+//
+// Active is whoever posts, or looks as it waits. A thread that gives up looking before its transfer
+// has ended says that it sleeps, and an owner's question counts as a sleeper until it is answered.
+// Only what was posted and left alone is seen up to kNapNs late.
 #pragma once
 
 #include <atomic>
@@ -31,8 +40,21 @@ class Poller {
   void stop();
 
   const std::vector<std::unique_ptr<Rail>>& rails() const { return rails_; }
-  // Looks once at every rail, for a thread that waits. Gives how much there was. Thread: any.
-  int help();
+  // Looks once at every rail. Gives how much there was. Thread: any.
+  int look();
+  // The same for a thread that waits and will look again, or say add_sleeper(). Thread: any.
+  int help() {
+    mark_active();
+    return look();
+  }
+  // Somebody posts. Thread: any. Cost: a load and a store; a mark that is lost does no harm.
+  void mark_active() {
+    activity_.store(activity_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  // Somebody sleeps until something has ended, and does not look any more / it has ended.
+  // Thread: any.
+  void add_sleeper();
+  void remove_sleeper() { sleepers_.fetch_sub(1, std::memory_order_relaxed); }
   // Looks until none has anything, also where another thread is at it.
   void settle();
 
@@ -42,8 +64,14 @@ class Poller {
 
  private:
   void run();
-  int look();
+  bool is_somebody_active();
+  void look_until_idle();
+  // Sleeps until something comes, whatever it is / until a message comes, at most kNapNs.
   void sleep();
+  void nap();
+  bool poll_all();
+  void wake();
+  void sleep_armed(std::int64_t timeout_ns);
   void on_async_events(Rail& rail);
 
   const std::vector<std::unique_ptr<Rail>> rails_;
@@ -51,7 +79,10 @@ class Poller {
   OwnedFd wake_;
   std::thread thread_;
   std::atomic<bool> is_stopping_{false};
-  std::atomic<std::int64_t> helped_ns_{0};
+  std::atomic<std::uint32_t> activity_{0};  // Counts marks, roughly.
+  std::uint32_t seen_activity_ = 0;         // The poller's own.
+  std::atomic<std::uint32_t> sleepers_{0};
+  std::atomic<bool> is_napping_{false};  // A sleeper wakes it then.
   std::mutex channels_mutex_;
   std::set<RdmaChannel*> channels_;  // Guarded by channels_mutex_.
 };

@@ -302,6 +302,8 @@ void QueuePair::add_message(const Message& message, Progress* progress) {
   request.sg_list = &sge;
   request.num_sge = 1;
   request.opcode = IBV_WR_SEND;
+  // Wakes the peer's poller also where completions do not.
+  request.send_flags |= IBV_SEND_SOLICITED;
   if (message.nbytes() <= most_inline_) request.send_flags |= IBV_SEND_INLINE;
   ++sent_messages_;
 }

@@ -101,11 +101,17 @@ int Rail::poll_locked(Endings& endings) {
   return std::max(count, 0);
 }
 
-void Rail::arm() { ibv_req_notify_cq(queue_, 0); }
+void Rail::arm(Events kind) {
+  // What is armed for all is armed for messages too.
+  if (kind <= armed_) return;
+  armed_ = kind;
+  ibv_req_notify_cq(queue_, kind == Events::kMessages);
+}
 
 void Rail::take_events() {
   ibv_cq* queue = nullptr;
   void* context = nullptr;
+  armed_ = Events::kNone;
   while (device_->verbs().get_cq_event(events_, &queue, &context) == 0) {
     // Acknowledged in bulk: each acknowledgement takes a lock.
     if (++events_to_acknowledge_ >= 64) {

@@ -68,8 +68,10 @@ class Rail {
   int poll(Endings& endings);
   // The same, but waits for such a thread.
   int poll_surely(Endings& endings);
-  // The next completion makes the event channel readable.
-  void arm();
+  enum class Events { kNone, kMessages, kAll };
+  // The next message that comes in, or the next completion of any kind, makes the event channel
+  // readable. Costs nothing where it was asked for already. Thread: the poller's.
+  void arm(Events kind);
   void take_events();
 
  private:
@@ -81,6 +83,7 @@ class Rail {
   const std::size_t index_;
   ibv_comp_channel* events_ = nullptr;
   ibv_cq* queue_ = nullptr;
+  Events armed_ = Events::kNone;  // The poller's own.
 
   std::mutex poll_mutex_;  // Guards the rest, and polling.
   std::unordered_map<std::uint32_t, CompletionTarget*> targets_;

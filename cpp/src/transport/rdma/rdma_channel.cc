@@ -13,8 +13,11 @@
 namespace kvzc::rdma {
 namespace {
 
-// A waiter looks at the queues itself for so long.
+// A waiter looks at the queues itself for at least, and at most, so long.
 constexpr std::int64_t kHelpNs = 50'000;
+constexpr std::int64_t kMostHelpNs = 2'000'000;
+// A rail on another NUMA node than the memory counts as if so much more were under way on it.
+constexpr std::uint64_t kFarBytes = 2u << 20;
 // Other operations get their turn after so many bytes of one.
 constexpr std::uint64_t kTurnBytes = 1u << 20;
 constexpr std::uint32_t kUntoldReceives = QueuePair::kReceives / 4;
@@ -53,7 +56,8 @@ RdmaChannel::RdmaChannel(TransportHost& host, Poller& poller,
       poller_(poller),
       peer_depth_(arrival_depth),
       peer_(peer),
-      rail_count_(pairs.size()) {
+      rail_count_(pairs.size()),
+      patience_(kHelpNs, kMostHelpNs) {
   for (const auto& pair : pairs) most_sges_ = std::min<std::size_t>(most_sges_, pair->most_sges());
   shared_.is_closed_there.resize(pairs.size());
   shared_.why_out.resize(pairs.size());
@@ -106,6 +110,7 @@ Status RdmaChannel::find_keys(const Operation& operation, std::vector<Registrati
 void RdmaChannel::post(Operation& operation) {
   thread_local std::vector<Registration*> keys;
   Status status = find_keys(operation, keys);
+  poller_.mark_active();
   Endings endings(host_.operations);
   std::lock_guard lock(shared_.mutex);
   if (shared_.free_progresses.empty()) {
@@ -121,6 +126,7 @@ void RdmaChannel::post(Operation& operation) {
   progress.operation = &operation;
   operation.progress = &progress;
   operation.channel.store(this, std::memory_order_release);
+  progress.running_at = static_cast<std::uint32_t>(shared_.running.size());
   shared_.running.push_back(&progress);
   if (shared_.is_lost) {
     operation.fail(shared_.lost_why);
@@ -167,9 +173,16 @@ QueuePair* RdmaChannel::rail_for(Progress& progress) {
     progress.rail = -1;
   }
   QueuePair* best = nullptr;
+  std::uint64_t least = 0;
+  // Of one that is posted as a whole, pieces may come back: its last memory will do.
+  const std::size_t segment =
+      std::min<std::size_t>(progress.segment, progress.operation->segments.size() - 1);
   for (const auto& pair : shared_.pairs) {
     if (!has_room(*pair)) continue;
-    if (best == nullptr || pair->outstanding_bytes() < best->outstanding_bytes()) best = pair.get();
+    const std::size_t at = segment * rail_count_ + pair->rail().index();
+    const std::uint64_t load =
+        pair->outstanding_bytes() + (progress.local[at]->is_near() ? 0 : kFarBytes);
+    if (best == nullptr || load < least) best = pair.get(), least = load;
   }
   if (best != nullptr && progress.operation->nbytes < host_.rdma.least_striped_bytes) {
     progress.rail = static_cast<int>(best->rail().index());
@@ -378,18 +391,41 @@ void RdmaChannel::finish_if_over(Progress& progress, Endings& endings) {
                   {operation.tag.bytes, operation.tag.nbytes}, 0, progress.tag_sequence);
   }
   operation.progress = nullptr;
-  std::erase(shared_.to_flush, &progress);
-  std::erase(shared_.running, &progress);
+  if (progress.slept_since_ns != 0) {
+    poller_.remove_sleeper();
+    patience_.came_after(now_ns() - progress.slept_since_ns + kHelpNs);
+  }
+  if (!shared_.to_flush.empty()) std::erase(shared_.to_flush, &progress);
+  Progress* const last = shared_.running.back();
+  shared_.running[last->running_at = progress.running_at] = last;
+  shared_.running.pop_back();
   shared_.free_progresses.push_back(&progress);
   endings.add(operation, std::move(status));
 }
 
 void RdmaChannel::help(Operation& operation, std::int64_t deadline_ns) {
-  const std::int64_t until = std::min(deadline_ns, now_ns() + kHelpNs);
-  do {
-    (void)poller_.help();
-    if (operation.state.has_ended()) return;
-  } while (now_ns() < until);
+  const std::int64_t start = now_ns();
+  std::int64_t until = std::min(deadline_ns, start + patience_.ns());
+  for (;;) {
+    const bool has_come = poller_.help() > 0;
+    const std::int64_t now = now_ns();
+    if (operation.state.has_ended()) return patience_.came_after(now - start);
+    // The device is at work: what comes next is near.
+    if (has_come) until = std::min(deadline_ns, now + patience_.ns());
+    if (now >= until) return patience_.was_in_vain();
+  }
+}
+
+void RdmaChannel::will_sleep(Operation& operation) {
+  std::lock_guard lock(shared_.mutex);
+  auto* const progress = static_cast<Progress*>(operation.progress);
+  if (progress != nullptr) watch_for_sleeper(*progress);
+}
+
+void RdmaChannel::watch_for_sleeper(Progress& progress) {
+  if (progress.slept_since_ns != 0) return;
+  progress.slept_since_ns = now_ns();
+  poller_.add_sleeper();
 }
 
 void RdmaChannel::abort(Operation& operation) {
@@ -397,6 +433,8 @@ void RdmaChannel::abort(Operation& operation) {
   std::lock_guard lock(shared_.mutex);
   auto* const progress = static_cast<Progress*>(operation.progress);
   if (progress == nullptr) return;
+  // Whoever cancels sleeps until it is over.
+  watch_for_sleeper(*progress);
   give_up_rest(*progress, endings);
   answer_fences();
   pump(endings);
@@ -453,26 +491,22 @@ void RdmaChannel::came_back(QueuePair& pair, const Posted& entry, bool is_ok, En
 
 void RdmaChannel::after_completions(Endings& endings) {
   bool must_tell_loss = false;
+  std::vector<Message> arrivals;
   {
     std::lock_guard lock(shared_.mutex);
     answer_fences();
     pump(endings);
     must_tell_loss = std::exchange(shared_.must_tell_loss, false);
+    if (shared_.is_open) arrivals.swap(shared_.arrivals);
   }
-  deliver();
+  hand_on(arrivals);
   if (must_tell_loss) {
     host_.doorbell.ring();
     host_.peers.channel_lost(peer_.token);
   }
 }
 
-void RdmaChannel::deliver() {
-  std::vector<Message> arrivals;
-  {
-    std::lock_guard lock(shared_.mutex);
-    if (!shared_.is_open) return;
-    arrivals.swap(shared_.arrivals);
-  }
+void RdmaChannel::hand_on(const std::vector<Message>& arrivals) {
   for (const Message& message : arrivals) {
     host_.peers.arrived(peer_.token,
                         {reinterpret_cast<const char*>(message.body), message.header.body_bytes},
@@ -601,9 +635,16 @@ void RdmaChannel::take_message(const Message& message, Endings& endings) {
 // --- Tags ---
 
 Status RdmaChannel::take_credit(std::size_t) {
-  std::lock_guard lock(shared_.mutex);
+  const auto has_room = [this] { return shared_.reserved_tags - shared_.peer_taken < peer_depth_; };
+  std::unique_lock lock(shared_.mutex);
+  if (!has_room()) {
+    // What the peer has said of room may have come and not been looked at.
+    lock.unlock();
+    (void)poller_.look();
+    lock.lock();
+  }
   if (shared_.is_lost) return shared_.lost_why;
-  if (shared_.reserved_tags - shared_.peer_taken < peer_depth_) {
+  if (has_room()) {
     ++shared_.reserved_tags;
     return Status::ok();
   }
@@ -638,12 +679,16 @@ void RdmaChannel::send_tag(const Tag& tag, Code code) {
 }
 
 void RdmaChannel::drain() {
-  {
-    std::lock_guard lock(shared_.mutex);
-    shared_.is_open = true;
+  if (!shared_.is_open.load(std::memory_order_acquire)) {
+    std::vector<Message> arrivals;
+    {
+      std::lock_guard lock(shared_.mutex);
+      shared_.is_open = true;
+      arrivals.swap(shared_.arrivals);
+    }
+    hand_on(arrivals);
   }
-  (void)poller_.help();
-  deliver();
+  (void)poller_.look();
 }
 
 // Called from within completions too: it ends no operation.
@@ -735,6 +780,7 @@ void RdmaChannel::take_fence_ask(const Message& message, Endings& endings) {
     last = std::max(last, grant.epoch);
   }
   shared_.to_answer.push_back(std::move(ask));
+  poller_.add_sleeper();  // The owner waits.
   for (Progress* progress : std::vector(shared_.running)) {
     if (progress->operation->nbytes == 0 || !is_revoked(progress->operation->fence)) continue;
     progress->operation->fail(revoked());
@@ -755,6 +801,7 @@ void RdmaChannel::answer_fences() {
     if (is_within) return false;
     queue_message(MessageType::kFenceDone, Code::kOk,
                   std::as_bytes(std::span(&ask.number, 1)), 0);
+    poller_.remove_sleeper();
     return true;
   });
 }
@@ -839,7 +886,7 @@ void RdmaChannel::lose_locked(Status why, Endings& endings) {
   shared_.must_tell_loss = true;
   for (const auto& pair : shared_.pairs) pair->break_off();
   shared_.outgoing.clear();
-  shared_.to_answer.clear();
+  for (; !shared_.to_answer.empty(); shared_.to_answer.pop_back()) poller_.remove_sleeper();
   shared_.to_flush.clear();  // The loop below ends them.
   for (Progress* progress : std::vector(shared_.running)) {
     progress->operation->fail(shared_.lost_why);

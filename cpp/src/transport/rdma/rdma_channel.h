@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/patience.h"
 #include "kvzc/transport.h"
 #include "transport/rdma/poller.h"
 #include "transport/rdma/queue_pair.h"
@@ -31,6 +32,8 @@ struct Progress {
   std::uint64_t rails_used = 0;   // Bits: those whose writes must be flushed.
   bool is_all_posted = false;     // Or given up.
   bool is_tag_posted = false;
+  std::int64_t slept_since_ns = 0;  // A thread sleeps until it ends, and began to wait then.
+  std::uint32_t running_at = 0;     // Its place in the list of those that run.
   std::uint64_t tag_sequence = 0;  // Of a tag that was posted and came back: it may have arrived.
   std::vector<Registration*> local;  // Of segment s on rail r: s * rails + r.
 };
@@ -46,6 +49,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
 
   void post(Operation& operation) override;
   void help(Operation& operation, std::int64_t deadline_ns) override;
+  void will_sleep(Operation& operation) override;
   void abort(Operation& operation) override;
   Status take_credit(std::size_t tag_bytes) override;
   void return_credit(std::size_t tag_bytes) override;
@@ -53,6 +57,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void send_tag(const Tag& tag, Code code) override;
   Status look_at_grant(FenceTicket grant) override;
   void drain() override;
+  void look() override { (void)poller_.look(); }
   void grant_credits(std::uint32_t count) override;
   Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) override;
   Status cut_off(std::int64_t deadline_ns) override;
@@ -81,8 +86,8 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void on_completion(std::size_t rail, const ibv_wc& completion, Endings& endings) override;
   void after_completions(Endings& endings) override;
 
-  // Hands arrivals on.
-  void deliver();
+  // Hands arrivals to the engine. Requires: no lock but the rail's.
+  void hand_on(const std::vector<Message>& arrivals);
   // All below require mutex_, and collect what has ended.
   void pump(Endings& endings);
   void pump_data(Endings& endings);
@@ -94,6 +99,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void add_piece(QueuePair& pair, const Piece& piece);
   void add_flushes(Progress& progress);
   void finish_posting(Progress& progress);
+  void watch_for_sleeper(Progress& progress);
   void give_up_rest(Progress& progress, Endings& endings);
   void came_back(QueuePair& pair, const Posted& entry, bool is_ok, Endings& endings);
   void finish_if_over(Progress& progress, Endings& endings);
@@ -165,9 +171,10 @@ class RdmaChannel final : public Channel, private CompletionTarget {
     std::vector<FenceToAnswer> to_answer;
 
     std::vector<Message> arrivals;  // Taken, and not handed on yet: with no lock but the rail's.
-    bool is_open = false;           // The engine takes arrivals: it has drained once.
+    std::atomic<bool> is_open{false};  // The engine takes arrivals: it has drained once.
   };
   Shared shared_;
+  Patience patience_;  // How long a waiter looks at the queues itself.
 };
 
 }  // namespace kvzc::rdma

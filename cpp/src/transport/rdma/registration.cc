@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,6 +22,14 @@ constexpr std::uint64_t kPartUnit = std::uint64_t{1} << 30;
 std::uint64_t part_limit(std::uint64_t device_limit) {
   if (device_limit == 0) return UINT64_MAX;
   return device_limit < kPartUnit ? device_limit : device_limit / kPartUnit * kPartUnit;
+}
+
+// Gives the NUMA node of a page that is there, or -1.
+int node_of(std::byte* address) {
+  void* page = address;
+  int node = -1;
+  const long asked = syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0);
+  return asked == 0 ? node : -1;
 }
 
 Status why_not(int error, const std::string& device, std::uint64_t nbytes) {
@@ -65,6 +75,10 @@ Result<std::shared_ptr<Registration>> Registration::make(const std::shared_ptr<D
     out->parts_.push_back(part);
     if (out->part_bytes_ > piece.nbytes - at) break;  // The sum might wrap.
   }
+  // It is pinned now. Where it lies does not change any more, and the first page stands for all.
+  const int node = node_of(piece.data);
+  const int device_node = device->info().numa_node;
+  out->is_near_ = node < 0 || device_node < 0 || node == device_node;
   return out;
 }
 

@@ -33,6 +33,8 @@ class Registration {
   const std::vector<ibv_mr*>& parts() const { return parts_; }
   std::uint32_t local_key(std::uint64_t offset) const { return parts_[offset / part_bytes_]->lkey; }
   std::byte* data() const { return data_; }
+  // Says whether the memory lies on the NUMA node of the device; true where either is not known.
+  bool is_near() const { return is_near_; }
 
  private:
   explicit Registration(std::shared_ptr<Device> device) : device_(std::move(device)) {}
@@ -40,6 +42,7 @@ class Registration {
   const std::shared_ptr<Device> device_;
   std::byte* data_ = nullptr;
   std::uint64_t part_bytes_ = 0;
+  bool is_near_ = true;
   std::vector<ibv_mr*> parts_;
 };
 
