@@ -44,6 +44,7 @@ __all__: list[str] = [
     "connect",
     "default_engine",
     "empty",
+    "explain",
     "get",
     "get_many",
     "put",
@@ -229,6 +230,15 @@ class Engine:
         a shortage is an error here and never a SIGBUS later.
 
         Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.
+        """
+    def explain(
+        self, handle: RemoteView, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> str:
+        """
+        Says in words which transport carries transfers through a handle, which way the bytes go, and
+        why no better transport does. Reaches the peer first, as connect() does.
+
+        Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.
         """
     def get(
         self,
@@ -936,11 +946,6 @@ class Rdma:
     ) -> None: ...
     def __repr__(self) -> str: ...
 
-def _after_fork_in_child() -> None:
-    """
-    Closes a forked child's copies of the engines' sockets.
-    """
-
 def _close_all() -> None:
     """
     Closes every engine of this process, in a second at most.
@@ -978,6 +983,16 @@ def empty(shape: int | tuple[int, ...], dtype: typing.Any, device: str = "cpu") 
     a shortage is an error here and never a SIGBUS later.
 
     Raises LimitExceeded with the limit and the remedy, InvalidArgument for 0 bytes.
+    """
+
+def explain(
+    handle: RemoteView, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+) -> str:
+    """
+    Says in words which transport carries transfers through a handle, which way the bytes go, and
+    why no better transport does. Reaches the peer first, as connect() does.
+
+    Raises PeerLost, StaleHandle, Revoked, AccessDenied, BadHandle, TimedOut.
     """
 
 def get(
