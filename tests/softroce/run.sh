@@ -23,6 +23,8 @@ filter="*/rdma_processes:$small:$hosts:RailTest.*"
 $boot -t 900 -e KVZC_ROUNDS="${KVZC_ROUNDS:-5}" -e PYTHONPATH=tests/python -- sh -c "
     [ \$(build/core/kvzc_conformance --gtest_list_tests --gtest_filter='$filter' | grep -c /rdma) -ge 150 ] &&
     build/core/kvzc_conformance --gtest_brief=1 --gtest_filter='$filter' &&
+    [ \$(build/core/kvzc_rdma_faults --gtest_list_tests | grep -c '^  ') -ge 40 ] &&
+    build/core/kvzc_rdma_faults --gtest_brief=1 &&
     .venv/bin/python -m pytest -p no:cacheprovider tests/softroce/test_rdma_guest.py"
 # Two guests as two hosts: started from here, each runs one process.
 .venv/bin/python -m pytest -p no:cacheprovider -rs tests/softroce/hosts

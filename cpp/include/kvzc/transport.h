@@ -329,7 +329,7 @@ class Transport {
   // Says whether it can keep a peer that may only get from putting, and the other way round.
   virtual bool enforces_access() const = 0;
   // Says how a peer reaches this memory, for no more than this access where it can be enforced.
-  // Errors: kTransportUnavailable with reason and remedy.
+  // Errors: kTransportUnavailable with reason and remedy; others where it may work later.
   virtual Result<Blob> describe(const MemoryPiece& piece, Access access) = 0;
   // Reaches memory that the peer described. Errors: kTransportUnavailable with reason and remedy
   // when it cannot be reached this way; others end the connection.

@@ -75,13 +75,16 @@ void Endpoint::look_at_channels() {
     if (!channel || is_lost()) continue;
     if (Status why = channel->lost(); !why.is_ok()) {
       // A channel may find out while this goes away.
-      const std::shared_ptr<Endpoint> keep = weak_from_this().lock();
+      std::shared_ptr<Endpoint> keep = weak_from_this().lock();
       if (!keep) return;
-      host_.loop().post([self = keep, why] {
+      // Given away: the last to let go must not be a channel's thread, which holds locks that the end
+      // of a channel takes.
+      host_.loop().post([self = std::move(keep), why] {
         // The peer may have said why.
         if (!self->is_lost()) self->on_events(EPOLLIN);
         self->lose(why, PeerFate::kUnknown);
       });
+      return;
     }
   }
 }
@@ -718,7 +721,7 @@ Status Endpoint::on_attach(const wire::Attach& attach) {
     for (const auto& storage : memory->storages) {
       const std::uint64_t id = shared_id(storage->id, access);
       answer.storages.push_back(id);
-      if (!exported_.insert(id).second) continue;
+      if (!exported_.insert(id).second && incomplete_.erase(id) == 0) continue;
       Status sent = send_storage(*storage, access);
       if (sent.is_ok()) continue;
       exported_.erase(id);
@@ -748,11 +751,11 @@ Status Endpoint::send_storage(const LocalStorage& storage, Access access) {
       road.bytes = std::move(blob->bytes);
       road.fd_count = static_cast<std::uint8_t>(blob->fds.size());
       std::move(blob->fds.begin(), blob->fds.end(), std::back_inserter(fds));
-    } else if (blob.status().code() == Code::kTransportUnavailable) {
+    } else {
+      // The peer may reach it in another way, or later: what is short now may pass.
       road.code = blob.status().code();
       road.text = blob.status().text();
-    } else {
-      return blob.status();
+      if (road.code != Code::kTransportUnavailable) incomplete_.insert(message.id);
     }
     message.roads.push_back(std::move(road));
   }
@@ -862,6 +865,7 @@ void Endpoint::on_attached(const wire::Attached& attached) {
 void Endpoint::release_storage(std::uint64_t storage) {
   for (const Access access : {Access::kPut, Access::kGet, Access::kBoth}) {
     const std::uint64_t id = shared_id(storage, access);
+    incomplete_.erase(id);
     if (exported_.erase(id) == 0 || stage_ != Stage::kReady) continue;
     send(wire::encode(wire::Release{id}));
   }

@@ -220,6 +220,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::size_t bound_sweep_ = 64;
   bool enforces_access_ = false;  // One of the channels' transports does.
   std::unordered_set<std::uint64_t> exported_;  // By shared_id().
+  std::unordered_set<std::uint64_t> incomplete_;  // Of these, what is to be told anew when asked.
   std::mutex held_mutex_;
   // The grants that the peer was let into, slot to epoch. Guarded by held_mutex_.
   std::unordered_map<std::uint32_t, std::uint64_t> held_;

@@ -8,6 +8,9 @@
 namespace kvzc::ibv {
 namespace {
 
+// IBV_FORK_UNNEEDED, which headers before version 35 of rdma-core do not have.
+constexpr int kForkUnneeded = 2;
+
 // Kept for the life of the process: devices may outlive every engine.
 struct Library {
   void* handle = nullptr;
@@ -57,8 +60,12 @@ struct Library {
     find(verbs.event_type_str, "ibv_event_type_str");
     find(verbs.fork_init, "ibv_fork_init");
     // Before the first registration: on a kernel before 5.12 a fork() would otherwise take pinned pages
-    // away from the parent. Later ones copy them, and this does nothing.
-    if (missing.empty()) (void)verbs.fork_init();
+    // away from the parent. Later ones copy them; there it would only take them away from the child,
+    // with all that shares a page with them.
+    const auto is_fork_initialized =
+        reinterpret_cast<int (*)()>(dlsym(handle, "ibv_is_fork_initialized"));
+    const bool is_needed = is_fork_initialized == nullptr || is_fork_initialized() != kForkUnneeded;
+    if (missing.empty() && is_needed) (void)verbs.fork_init();
     // Not in every version; there is another way, or host memory does without.
     verbs.query_gid_table = reinterpret_cast<decltype(verbs.query_gid_table)>(
         dlsym(handle, "_ibv_query_gid_table"));

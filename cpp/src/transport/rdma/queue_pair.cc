@@ -41,8 +41,14 @@ auto rate(const GidPair& pair) {
                     std::min(ours->bytes, theirs->bytes), std::max(ours->bytes, theirs->bytes));
 }
 
-std::optional<GidPair> choose(const std::vector<Gid>& ours, const std::vector<Gid>& theirs) {
+// An address that two hosts have leads from neither to the other: a bridge that every host numbers
+// alike, or one that moves between hosts. It is chosen only where there is no other.
+std::optional<GidPair> choose(const std::vector<Gid>& ours, const std::vector<Gid>& theirs,
+                              bool is_same_host) {
   std::optional<GidPair> best;
+  const auto rate_here = [&](const GidPair& pair) {
+    return std::pair(is_same_host || pair.ours->bytes != pair.theirs->bytes, rate(pair));
+  };
   for (const Gid& a : ours) {
     for (const Gid& b : theirs) {
       if (a.is_roce_v2 != b.is_roce_v2 || a.is_ipv4() != b.is_ipv4() ||
@@ -50,7 +56,7 @@ std::optional<GidPair> choose(const std::vector<Gid>& ours, const std::vector<Gi
         continue;
       }
       const GidPair pair{&a, &b};
-      if (!best || rate(pair) > rate(*best)) best = pair;
+      if (!best || rate_here(pair) > rate_here(*best)) best = pair;
     }
   }
   return best;
@@ -173,7 +179,7 @@ Status QueuePair::connect(const QueuePairAddress& peer, bool is_same_host) {
                       "): one side is Ethernet, the other InfiniBand; name the devices in the same "
                       "order on both sides");
   }
-  const std::optional<GidPair> gids = choose(own.gids, peer.gids);
+  const std::optional<GidPair> gids = choose(own.gids, peer.gids, is_same_host);
   if (info.is_ethernet && !gids) {
     return Status(Code::kTransportUnavailable,
                   "rail " + std::to_string(rail_.index()) + " (" + info.name +
@@ -315,16 +321,32 @@ bool QueuePair::post() {
   requests_[batched_ - 1].next = nullptr;
   const std::uint32_t count = std::exchange(batched_, 0u);
   ibv_send_wr* refused = nullptr;
-  if (is_broken_ || ibv_post_send(pair_, requests_.data(), &refused) != 0) {
-    // In error the device takes requests only to give them back; what it did not even take comes
-    // back by nobody, so the channel hears of it from the receives that are flushed.
-    if (refused == nullptr) refused = requests_.data();
-    const auto taken = static_cast<std::uint32_t>(refused - requests_.data());
-    refused_ += count - taken;
-    break_off();
-    return false;
+  if (!is_broken_) {
+    const int error = ibv_post_send(pair_, requests_.data(), &refused);
+    if (error == 0) return true;
+    refusal_ = error;
   }
-  return true;
+  // In error the device takes requests only to give them back; what it did not even take comes back by
+  // nobody, so the channel hears of it from the receives that are flushed.
+  if (refused == nullptr) refused = requests_.data();
+  const auto taken = static_cast<std::uint32_t>(refused - requests_.data());
+  refused_ += count - taken;
+  must_mark_ |= taken > 0;
+  break_off();
+  mark();
+  return false;
+}
+
+// Of what it took before, the last ones may have gone well without a word: nobody had marked them as
+// the last. What is posted in error comes back behind them.
+void QueuePair::mark() {
+  if (!must_mark_) return;
+  ibv_send_wr request{};
+  request.wr_id = std::uint64_t{number_} << 32 | (last_ - refused_ - 1);
+  request.opcode = IBV_WR_SEND;
+  request.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* refused = nullptr;
+  must_mark_ = ibv_post_send(pair_, &request, &refused) != 0;
 }
 
 void QueuePair::repost(std::uint32_t slot) {

@@ -108,6 +108,7 @@ class QueuePair {
   // come back.
   template <typename Each>
   void complete_refused(const Each& each) {
+    mark();
     if (refused_ == 0 || posted_count() != refused_) return;
     refused_ = 0;
     complete(last_ - 1, each);
@@ -133,6 +134,8 @@ class QueuePair {
   // Moves both directions to error: nothing is sent any more, nothing that comes in is taken.
   void break_off();
   bool is_broken() const { return is_broken_; }
+  // The errno with which the device refused a work request, which broke it; or 0.
+  int refusal() const { return refusal_; }
   // Says whether everything that was posted has come back.
   bool is_drained() const { return first_ == last_ && flushed_receives_ == posted_receives_; }
   std::uint32_t posted_count() const { return last_ - first_; }
@@ -154,6 +157,7 @@ class QueuePair {
 
   QueuePair(Rail& rail) : rail_(rail) {}
   ibv_send_wr& next_request(Posted entry);
+  void mark();
 
   Rail& rail_;
   RdmaOptions options_;
@@ -180,6 +184,8 @@ class QueuePair {
   std::uint32_t last_ = 0;
   std::uint64_t outstanding_bytes_ = 0;
   std::uint32_t refused_ = 0;  // The last so many of them the device did not take.
+  int refusal_ = 0;
+  bool must_mark_ = false;     // Of those before nothing may come back by itself.
 
   std::array<ibv_send_wr, kBatch> requests_;
   std::array<std::array<ibv_sge, kMostSges>, kBatch> sges_;

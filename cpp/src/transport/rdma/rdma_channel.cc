@@ -473,10 +473,11 @@ void RdmaChannel::came_back(QueuePair& pair, const Posted& entry, bool is_ok, En
   Progress* const progress = entry.piece.progress;
   if (entry.kind == Posted::Kind::kMessage) {
     pair.free_slot(entry);
-    if (!is_ok && !shared_.is_lost) {
+    if (!is_ok) {
       if (progress != nullptr) {
-        progress->is_tag_posted = false;  // Again, behind the data, under its old number.
-      } else {
+        // Again, behind the data, under its old number; or, when the peer is lost, never.
+        progress->is_tag_posted = false;
+      } else if (!shared_.is_lost) {
         shared_.outgoing.push_front(pair.sent(entry));
       }
     }
@@ -500,10 +501,7 @@ void RdmaChannel::after_completions(Endings& endings) {
     if (shared_.is_open) arrivals.swap(shared_.arrivals);
   }
   hand_on(arrivals);
-  if (must_tell_loss) {
-    host_.doorbell.ring();
-    host_.peers.channel_lost(peer_.token);
-  }
+  if (must_tell_loss) tell_loss();
 }
 
 void RdmaChannel::hand_on(const std::vector<Message>& arrivals) {
@@ -835,6 +833,9 @@ void RdmaChannel::look_at_broken_rails(Endings& endings) {
     }
     if (!shared_.has_said_close[rail]) {
       shared_.has_said_close[rail] = true;
+      if (const int error = pair->refusal(); error != 0) {
+        break_rail(*pair, std::string("it takes no more work requests: ") + std::strerror(error));
+      }
       if (!has_live_rail()) {
         lose_locked(Status(Code::kPeerLost, "no rail to it is left; " + shared_.last_break), endings);
         return;
@@ -869,14 +870,25 @@ void RdmaChannel::release_orphans(std::size_t rail, Endings& endings) {
 }
 
 void RdmaChannel::rail_is_down(std::size_t rail, const char* why, bool is_fatal, Endings& endings) {
-  std::lock_guard lock(shared_.mutex);
-  if (rail >= shared_.pairs.size()) return;
-  QueuePair& pair = *shared_.pairs[rail];
-  const auto live = std::count_if(shared_.pairs.begin(), shared_.pairs.end(),
-                                  [](const auto& each) { return each->is_alive(); });
-  if (!pair.is_alive() || (live < 2 && !is_fatal)) return;
-  break_rail(pair, why);
-  pump(endings);
+  bool must_tell_loss = false;
+  {
+    std::lock_guard lock(shared_.mutex);
+    if (rail >= shared_.pairs.size()) return;
+    QueuePair& pair = *shared_.pairs[rail];
+    const auto live = std::count_if(shared_.pairs.begin(), shared_.pairs.end(),
+                                    [](const auto& each) { return each->is_alive(); });
+    if (!pair.is_alive() || (live < 2 && !is_fatal)) return;
+    break_rail(pair, why);
+    pump(endings);
+    // Not left to completions: such a device may give nothing back.
+    must_tell_loss = std::exchange(shared_.must_tell_loss, false);
+  }
+  if (must_tell_loss) tell_loss();
+}
+
+void RdmaChannel::tell_loss() {
+  host_.doorbell.ring();
+  host_.peers.channel_lost(peer_.token);
 }
 
 void RdmaChannel::lose_locked(Status why, Endings& endings) {

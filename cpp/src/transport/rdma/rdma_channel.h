@@ -88,6 +88,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
 
   // Hands arrivals to the engine. Requires: no lock but the rail's.
   void hand_on(const std::vector<Message>& arrivals);
+  void tell_loss();
   // All below require mutex_, and collect what has ended.
   void pump(Endings& endings);
   void pump_data(Endings& endings);

@@ -134,8 +134,7 @@ class RdmaTransport final : public Transport {
       Result<std::shared_ptr<Registration>> keys =
           Registration::of(rail->shared_device(), piece, access);
       if (!keys.is_ok()) {
-        // The peer may reach it in another way.
-        return Status(Code::kTransportUnavailable, "rdma: " + std::string(keys.status().text()));
+        return Status(keys.status().code(), "rdma: " + std::string(keys.status().text()));
       }
       out.u64((*keys)->part_bytes());
       out.varint((*keys)->parts().size());

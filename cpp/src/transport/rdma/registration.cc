@@ -19,6 +19,8 @@ int flags_of(Access access) {
 // A multiple of every page size, so that parts begin at the bounds of pages.
 constexpr std::uint64_t kPartUnit = std::uint64_t{1} << 30;
 
+constexpr int kDeregisterTries = 3;
+
 std::uint64_t part_limit(std::uint64_t device_limit) {
   if (device_limit == 0) return UINT64_MAX;
   return device_limit < kPartUnit ? device_limit : device_limit / kPartUnit * kPartUnit;
@@ -113,7 +115,13 @@ Result<std::shared_ptr<Registration>> Registration::of(const std::shared_ptr<Dev
 }
 
 Registration::~Registration() {
-  for (ibv_mr* part : parts_) device_->verbs().dereg_mr(part);
+  for (ibv_mr* part : parts_) {
+    // Who refuses is busy or was interrupted; what stays registered may be written by whoever knows
+    // its key.
+    for (int tries = 0; tries < kDeregisterTries; ++tries) {
+      if (device_->verbs().dereg_mr(part) == 0) break;
+    }
+  }
 }
 
 }  // namespace kvzc::rdma
