@@ -34,15 +34,30 @@
 # LEAK-08         test_transfers::test_nothing_lands_after_cancel_returned
 # CONT-10         test_cli::test_what_is_low_gets_a_remark
 #
-# Rows that an engine with shared memory and CPU tensors alone cannot have:
+# Rows of devices, which kvzc_rdma_faults (tests/cpp/rdma) has as tests, on real verbs that lie:
 #
-# REG-05, -07, -09, -11   limits, alignment and lists of devices: there is no device to register ...
-# REG-12                  pages are the kernel's business: kvzc aligns nothing to them
-# REG-20                  Soft-RoCE's queues
-# LIFE-12                 a device runtime in a forked child
-# PEER-11                 connections that idle away: TCP
-# RACE-02, -08            work queued on a device's stream
-# CONT-11                 places of memory on several NUMA nodes; this host has one
+# REG-05, -07     SmallRegionsTest: a limit per registration, crossed at every byte that matters
+# REG-06          RefusedTest: the k-th work request of a transfer is refused, for every k
+# REG-09          ShortageTest: the second device takes no memory, and nothing is left on the first
+# REG-20          requests are at most 1 GiB; LimitTest.ADeviceThatGathersNothing...
+# LIFE-04         ShortageTest.OfLuckInDeregisteringIsNoLeak
+# LIFE-09, -10    ForkTest
+# COMP-02, -08    RefusedTest, which also counts the tags
+# COMP-09, -10    ShortQueueTest: thousands of transfers through the shortest queues, each done once
+# NETW-10         AddressTest: tables with RoCE v1, link-local and foreign entries, in all orders
+# NETW-11         LimitTest: the smaller MTU of both ends
+# PERF-05         LimitTest.ADeviceThatIsNotThere...; no explicit choice is replaced
+#
+# and of networks: test_hosts, tests/softroce/hosts.
+#
+# Rows that an engine with CPU tensors and no such device cannot have:
+#
+# REG-11          alignment that a mapping into an NPU wants
+# REG-12          pages are the kernel's business: kvzc aligns nothing to them
+# LIFE-12         a device runtime in a forked child
+# PEER-11         connections that idle away: the kernels' probes keep them
+# RACE-02, -08    work queued on a device's stream
+# CONT-11         places of memory on several NUMA nodes; this host has one
 
 import contextlib
 import ctypes

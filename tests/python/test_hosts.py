@@ -91,6 +91,7 @@ def test_a_handle_names_the_host_and_where_others_reach_it() -> None:
         ({"listen": "192.0.2.1:0", "secret": SECRET}, r"no address of this host.*advertise"),
         ({"listen": "127.0.0.1:0", "secret": SECRET, "advertise": "x"}, r"host:port"),
         ({"advertise": "127.0.0.1:0", "secret": SECRET}, r"listen="),
+        ({"listen": "127.0.0.1:0", "secret": SECRET, "advertise": "0.0.0.0:7"}, r"is none; omit"),
         ({"peer_timeout": 1}, r"2 to 3600"),
         ({"secret": ""}, r"omit it"),
     ],
@@ -148,6 +149,27 @@ def test_addresses_are_tried_in_order_and_all_reasons_told(owner: kvzc.Engine) -
     handle = HandleBytes.of(remote(owner)).reached_at([(TCP, dead), (1, "kvzc/nobody")]).handle()
     with pytest.raises(kvzc.PeerLost, match=rf"nobody listens at {dead}.*kvzc/nobody"):
         put(handle, secret=SECRET)
+
+
+def test_an_address_where_another_engine_answers_is_passed_over(owner: kvzc.Engine) -> None:
+    """A bridge has the same address on every host, and there the holder's own engine may listen."""
+    with (
+        kvzc.Engine(transports=["shm"], listen="127.0.0.1:0", secret=SECRET) as other,
+        kvzc.Engine(transports=["shm"], listen="127.0.0.1:0", secret=SECRET[::-1]) as stranger,
+        socket.create_server(("127.0.0.1", 0)) as web,
+    ):
+
+        def answer() -> None:
+            with contextlib.suppress(OSError), web.accept()[0] as connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        noise = f"127.0.0.1:{web.getsockname()[1]}"
+        with pytest.raises(kvzc.TransportUnavailable, match=r"between two hosts"):
+            put(remote(owner, *other.addresses, noise, *stranger.addresses), secret=SECRET)
+        alone = HandleBytes.of(remote(owner)).reached_at([(TCP, other.addresses[0])]).handle()
+        with pytest.raises(kvzc.StaleHandle):
+            put(alone, secret=SECRET)
 
 
 def test_a_handle_on_its_own_host_goes_by_the_kernel(owner: kvzc.Engine) -> None:

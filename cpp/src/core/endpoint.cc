@@ -202,12 +202,49 @@ void Endpoint::try_connect() {
 }
 
 void Endpoint::next_address(Status why) {
-  // All reasons are told; the last decides what kind of failure it is.
-  unreached_ = unreached_.is_ok() ? std::move(why)
-                                  : Status(why.code(), std::string(unreached_.text()) + "; " +
-                                                           std::string(why.text()));
+  // All reasons are told; the last decides what kind of failure it is, unless an engine has answered
+  // that the handle is from an earlier one.
+  if (unreached_.is_ok()) {
+    unreached_ = std::move(why);
+  } else {
+    const Code code = unreached_.code() == Code::kStaleHandle ? Code::kStaleHandle : why.code();
+    unreached_ = Status(code, std::string(unreached_.text()) + "; " + std::string(why.text()));
+  }
   ++address_at_;
   try_connect();
+}
+
+bool Endpoint::try_elsewhere(const Status& why) {
+  if (is_server_ || !is_remote() || stage_ == Stage::kReady || !first_) return false;
+  switch (why.code()) {
+    case Code::kStaleHandle:
+    case Code::kAccessDenied:
+    case Code::kBadHandle:
+    case Code::kProtocol:
+    case Code::kUnsupported:
+    case Code::kPeerLost:
+      break;
+    default:
+      return false;  // The one that was meant has said so, or this engine.
+  }
+  if (address_at_ + 1 >= first_->info().addresses.size() || now_ns() >= handshake_deadline_ns_) {
+    return false;
+  }
+  const std::string where = remote_address(socket_.fd());
+  drop_connection();
+  next_address(Status(why.code(), where + ": " + std::string(why.text())));
+  return true;
+}
+
+void Endpoint::drop_connection() {
+  host_.loop().unwatch(socket_.fd());
+  host_.sockets().remove(socket_.fd());
+  socket_ = {};
+  stage_ = Stage::kConnecting;
+  wants_write_ = false;
+  outgoing_.clear();
+  halves_.clear();
+  channels_.clear();
 }
 
 void Endpoint::connect_on_host(const std::string& address) {
@@ -245,9 +282,7 @@ void Endpoint::connect_to_host(const std::string& address) {
   socket_ = ControlSocket(ControlSocket::Kind::kTcp, socket.take());
   host_.sockets().add(socket_.fd());
   const auto give_up = [this](Status why) {
-    host_.loop().unwatch(socket_.fd());
-    host_.sockets().remove(socket_.fd());
-    socket_ = {};
+    drop_connection();
     next_address(std::move(why));
   };
   Status watched = host_.loop().watch(
@@ -378,6 +413,7 @@ void Endpoint::on_events(std::uint32_t events) {
       return;
     }
     on_message(message.take());
+    if (stage_ == Stage::kConnecting) return;  // It was not who was meant.
   }
   // A kick that met a full socket was not sent; what filled the socket was.
   if (is_ready() && !is_lost()) drain();
@@ -951,7 +987,7 @@ bool Endpoint::stop_writing(const Status& why, PeerFate fate) {
 }
 
 void Endpoint::lose(Status why, PeerFate fate) {
-  if (is_lost()) return;
+  if (is_lost() || try_elsewhere(why)) return;
   // Tags that came before the end still count.
   if (is_ready()) drain();
   {

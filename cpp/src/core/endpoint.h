@@ -130,6 +130,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void connect_on_host(const std::string& address);
   void connect_to_host(const std::string& address);
   void next_address(Status why);
+  // Who answered may be another than was meant: addresses such as a bridge's are on many hosts. Gives
+  // whether the next one is tried.
+  bool try_elsewhere(const Status& why);
+  void drop_connection();
   void say_hello();
   Status watch_socket();
   void on_events(std::uint32_t events);

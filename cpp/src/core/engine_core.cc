@@ -172,6 +172,11 @@ Status EngineCore::listen_to_hosts() {
     Result<std::vector<std::string>> named = look_up(outer);
     if (!named.is_ok()) return named.status();
     addresses_ = named.take();
+    for (const std::string& each : addresses_) {
+      if (!each.starts_with("0.0.0.0:") && !each.starts_with("[::]:")) continue;
+      return refused("advertise= names one address that others can reach, and " + each +
+                     " is none; omit it for all that this host has");
+    }
   }
   if (addresses_.size() > kMostAddresses) addresses_.resize(kMostAddresses);
   if (!addresses_.empty()) return Status::ok();
