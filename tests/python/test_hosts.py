@@ -172,6 +172,53 @@ def test_an_address_where_another_engine_answers_is_passed_over(owner: kvzc.Engi
             put(alone, secret=SECRET)
 
 
+def test_a_stranger_at_one_address_is_no_last_word_while_another_is_silent(
+    owner: kvzc.Engine,
+) -> None:
+    """The network was away for a moment, and meanwhile only the bridge's address answered."""
+    with (
+        kvzc.Engine(transports=["shm"], listen="127.0.0.1:0", secret=SECRET) as other,
+        kvzc.Engine(transports=["shm"], secret=SECRET) as writer,
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        handle = remote(owner)
+        handle = (
+            HandleBytes.of(handle)
+            .reached_at([(TCP, other.addresses[0]), (TCP, f"127.0.0.1:{port}")])
+            .handle()
+        )
+        with pytest.raises(kvzc.StaleHandle, match=r"nobody listens"):
+            writer.put(np.ones(64, np.uint8), handle).wait(10)
+        with socket.create_server(("127.0.0.1", port)) as back:
+
+            def pass_on() -> None:
+                host, inner = owner.addresses[0].rsplit(":", 1)
+                with contextlib.suppress(OSError):
+                    outside = back.accept()[0]
+                    inside = socket.create_connection((host, int(inner)))
+                    threading.Thread(target=pump, args=(inside, outside), daemon=True).start()
+                    pump(outside, inside)
+
+            def pump(source: socket.socket, target: socket.socket) -> None:
+                with contextlib.suppress(OSError), source, target:
+                    while chunk := source.recv(65536):
+                        target.sendall(chunk)
+
+            thread = threading.Thread(target=pass_on)
+            thread.start()
+            with pytest.raises(kvzc.TransportUnavailable, match=r"between two hosts"):
+                end = time.monotonic() + 10
+                while True:
+                    try:
+                        writer.put(np.ones(64, np.uint8), handle).wait(10)
+                    except kvzc.StaleHandle:
+                        if time.monotonic() > end:
+                            raise
+                        time.sleep(0.1)
+            thread.join()
+
+
 def test_a_handle_on_its_own_host_goes_by_the_kernel(owner: kvzc.Engine) -> None:
     region = owner.register(kvzc.empty(64, "uint8"))
     with kvzc.Engine(transports=["shm"]) as writer:  # It knows no secret, and needs none.
@@ -195,6 +242,13 @@ def test_a_silent_address_leaves_time_for_the_next(owner: kvzc.Engine) -> None:
         assert time.monotonic() - began < 4
         for filler in full:
             filler.close()
+
+
+def test_an_address_that_accepts_and_says_nothing_leaves_time_too(owner: kvzc.Engine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        handle = remote(owner, f"127.0.0.1:{mute.getsockname()[1]}")
+        with pytest.raises(kvzc.TransportUnavailable, match=r"between two hosts"):
+            put(handle, secret=SECRET, connect_timeout=4)
 
 
 def test_noise_and_floods_on_the_port_disturb_nobody(owner: kvzc.Engine) -> None:

@@ -33,7 +33,8 @@ Result<OwnedFd> accept_tcp(int listener);
 std::string local_address(int socket);
 std::string remote_address(int socket);
 // From now on a host that answers nothing for so long ends the connection. The kernels see to it: a
-// process that is busy or stopped still answers. Whole seconds, at least 2.
+// process that is busy or stopped still answers, as long as what it does not read fits into its
+// socket. Whole seconds, at least 2.
 void detect_silence(int socket, int seconds);
 
 }  // namespace kvzc

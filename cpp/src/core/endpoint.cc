@@ -204,6 +204,8 @@ void Endpoint::try_connect() {
 void Endpoint::next_address(Status why) {
   // All reasons are told; the last decides what kind of failure it is, unless an engine has answered
   // that the handle is from an earlier one.
+  const bool is_remote_address = first_->info().addresses[address_at_].kind == AddressKind::kTcp;
+  if (is_remote_address && why.code() == Code::kPeerLost) have_all_answered_ = false;
   if (unreached_.is_ok()) {
     unreached_ = std::move(why);
   } else {
@@ -295,18 +297,20 @@ void Endpoint::connect_to_host(const std::string& address) {
         self->say_hello();
       });
   if (!watched.is_ok()) return give_up(watched);
-  // Each address has its share of the time, so that one behind a firewall does not hide the next.
+  // Each address has its share of the time, so that one behind a firewall, or where somebody accepts
+  // and says nothing, does not hide the next. The timer does not keep an endpoint that has ended.
   const std::int64_t now = now_ns();
   const auto left = static_cast<std::int64_t>(first_->info().addresses.size() - address_at_);
   const std::int64_t share = (handshake_deadline_ns_ - now) * 9 / 10 / left;
-  // It does not keep an endpoint that has come to its end.
-  host_.loop().run_at(now + share, [weak = weak_from_this(), at = address_at_, address, give_up] {
+  host_.loop().run_at(now + share, [weak = weak_from_this(), at = address_at_, address, left, give_up] {
     const std::shared_ptr<Endpoint> self = weak.lock();
-    if (!self || self->stage_ != Stage::kConnecting || self->is_lost() || self->address_at_ != at) {
-      return;
+    if (!self || self->is_lost() || self->stage_ == Stage::kReady || self->address_at_ != at) return;
+    if (self->stage_ == Stage::kConnecting) {
+      give_up(Status(Code::kPeerLost, "nobody answers at " + address +
+                                          ": its host is down, or a firewall is between"));
+    } else if (left > 1) {
+      give_up(Status(Code::kPeerLost, "who listens at " + address + " says nothing"));
     }
-    give_up(Status(Code::kPeerLost, "nobody answers at " + address +
-                                        ": its host is down, or a firewall is between"));
   });
 }
 
@@ -491,6 +495,7 @@ Status Endpoint::handle(wire::Type type, std::span<const std::byte> body,
       return with(wire::decode_welcome(body),
                   [&](auto& m) { return on_welcome(m, std::move(fds)); });
     case wire::Type::kRefuse:
+      if (is_server_ || stage_ == Stage::kReady) return out_of_order();
       return with(wire::decode_refuse(body), [&](auto& m) {
         return Status(m.code == Code::kOk ? Code::kProtocol : m.code, m.text);
       });

@@ -106,6 +106,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Says whether its process has exited or its engine has closed, for all that is known.
   bool has_peer_ended() const { return has_peer_ended_; }
   bool is_server() const { return is_server_; }
+  // Says whether somebody has answered at every address that was tried; the peer may be at another.
+  bool have_all_answered() const { return have_all_answered_; }
   // Says whether it is reached over a network, which may come back.
   bool is_remote() const { return socket_.is_remote(); }
 
@@ -201,6 +203,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   ControlSocket socket_;  // Constant once ready.
   std::size_t address_at_ = 0;
   Status unreached_;  // Why the addresses before it did not do.
+  bool have_all_answered_ = true;
   OwnedFd pidfd_;  // Constant once ready.
   bool wants_write_ = false;
   bool has_peer_ended_ = false;

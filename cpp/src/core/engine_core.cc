@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -443,6 +444,7 @@ Result<std::string> EngineCore::explain(const RemoteView& target) {
   if (!resolved) {
     return Status(Code::kPeerLost, "the handle's engine is not connected; connect first");
   }
+  if (resolved->endpoint->is_lost()) return resolved->endpoint->why();
   const PeerInfo& peer = *resolved->endpoint->info();
   std::string out = "engine '" + peer.engine_name + "' " +
                     (peer.address.empty() ? "on this host, pid " + std::to_string(peer.pid)
@@ -1267,20 +1269,30 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
   const bool was_ready = endpoint.is_ready();
   // On one host a process that is gone stays gone. What is not reached over a network may be back
   // later; and where an engine has closed another may listen now, which says so.
-  const bool may_return = endpoint.is_remote() &&
-                          (why.code() == Code::kPeerLost || why.code() == Code::kTimedOut);
+  const bool may_return =
+      (endpoint.is_remote() && (why.code() == Code::kPeerLost || why.code() == Code::kTimedOut)) ||
+      (why.code() == Code::kStaleHandle && !endpoint.have_all_answered());
   const std::int64_t pause_ns = endpoint.has_peer_ended() ? kEndedPauseNs : kNetworkPauseNs;
   const std::int64_t retry_ns = may_return ? now_ns() + pause_ns : INT64_MAX;
   bool was_known = false;  // It was lost before, and was tried again.
+  bool has_another = false;  // Both sides have connected at once, and the other connection stands.
   {
     std::lock_guard lock(mutex_);
     auto list = std::make_shared<Endpoints>(*drained_);
     std::erase_if(*list, [&](const auto& each) { return each.get() == &endpoint; });
+    has_another = was_ready && std::any_of(list->begin(), list->end(), [&](const auto& each) {
+      return !each->is_lost() && each->peer_incarnation() == endpoint.peer_incarnation();
+    });
     drained_ = std::move(list);
     if (was_ready && fate == PeerFate::kUnknown) doubtful_.push_back(endpoint.shared_from_this());
     // An incarnation that was reached and lost does not come back. Bounded, the table forgets
     // arbitrary ones: connecting to a lost peer fails anyway.
-    if (was_ready && !may_change(why.code()) && !is_closed_.load(std::memory_order_acquire)) {
+    // Who has not proved itself says nothing of the peer that it claims to be.
+    const bool is_its_word = was_ready || !endpoint.is_server();
+    if (has_another || !is_its_word) {
+      // What is known of the peer stays.
+    } else if (was_ready && !may_change(why.code()) &&
+               !is_closed_.load(std::memory_order_acquire)) {
       if (lost_peers_.size() >= kMostLostPeers) lost_peers_.erase(lost_peers_.begin());
       lost_peers_.insert_or_assign(endpoint.peer_incarnation(),
                                    LostPeer{why, endpoint.has_peer_ended(), retry_ns});
@@ -1288,7 +1300,7 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
                lost != lost_peers_.end() && !lost->second.is_final()) {
       was_known = true;
       // It was tried again. In vain: until the next time everybody hears so at once.
-      if (why.code() == Code::kPeerLost || why.code() == Code::kTimedOut) {
+      if (may_return || why.code() == Code::kPeerLost || why.code() == Code::kTimedOut) {
         lost->second.retry_ns = now_ns() + kNetworkPauseNs;
       } else if (why.code() == Code::kStaleHandle) {
         lost->second = {why, true, INT64_MAX};
@@ -1301,9 +1313,10 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
   // A peer that was never reached may be there next time.
   const bool may_be_there =
       may_change(why.code()) || (!was_ready && why.code() == Code::kPeerLost);
-  const std::int64_t again_ns = may_return && (was_ready || was_known) ? retry_ns
-                                : may_be_there                         ? Binding::kAtOnce
-                                                                       : Binding::kNever;
+  const bool is_paused = may_return && (was_ready || was_known || why.code() == Code::kStaleHandle);
+  const std::int64_t again_ns = has_another || (may_be_there && !is_paused) ? Binding::kAtOnce
+                                : is_paused                                 ? retry_ns
+                                                                            : Binding::kNever;
   for (const auto& binding : bindings) {
     for (OperationSlot* slot : binding->fail(why, again_ns)) retire(*slot, why);
   }
@@ -1433,7 +1446,12 @@ void EngineCore::arrived(std::uint64_t peer_token, std::string_view tag, Code co
   auto& endpoint = *reinterpret_cast<Endpoint*>(peer_token);
   Inbox::Credits credits;
   inbox_.add(endpoint.info(), endpoint.weak_from_this(), tag, code, now_ns(), &credits);
+  if (credits.is_empty()) return;
+  // A forgotten tag. The reference that is taken for it may be the last one, and must not go here: the
+  // channel's thread holds locks that the end of the channel takes.
+  std::shared_ptr<Endpoint> keep = endpoint.weak_from_this().lock();
   credits.settle();
+  loop_.post([gone = std::move(keep)] {});
 }
 
 void EngineCore::channel_lost(std::uint64_t peer_token) {
@@ -1558,7 +1576,9 @@ EngineStats EngineCore::stats() {
   {
     std::lock_guard lock(mutex_);
     out.regions = regions_.size();
-    out.peers = drained_->size();
+    std::set<Incarnation> peers;  // Two connections to one are one.
+    for (const auto& endpoint : *drained_) peers.insert(endpoint->peer_incarnation());
+    out.peers = peers.size();
   }
   {
     std::lock_guard lock(quarantine_mutex_);

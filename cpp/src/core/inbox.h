@@ -29,6 +29,7 @@ class Inbox {
    public:
     void add(const std::weak_ptr<Endpoint>& endpoint);
     void settle();
+    bool is_empty() const { return counts_.empty(); }
 
    private:
     std::vector<std::pair<std::weak_ptr<Endpoint>, std::uint32_t>> counts_;

@@ -65,11 +65,11 @@ void Poller::add_sleeper() {
 }
 
 void Poller::settle() {
-  while (poll_all()) {
+  while (look_surely()) {
   }
 }
 
-bool Poller::poll_all() {
+bool Poller::look_surely() {
   Endings endings(operations_);
   int count = 0;
   for (const auto& rail : rails_) count += rail->poll_surely(endings);
@@ -115,12 +115,12 @@ void Poller::look_until_idle() {
 void Poller::sleep() {
   for (const auto& rail : rails_) rail->arm(Rail::Events::kAll);
   // What came before it was armed makes no event.
-  if (!poll_all()) sleep_armed(INT64_MAX);
+  if (!look_surely()) sleep_armed(INT64_MAX);
 }
 
 void Poller::nap() {
   for (const auto& rail : rails_) rail->arm(Rail::Events::kMessages);
-  if (poll_all()) return;
+  if (look_surely()) return;
   is_napping_.store(true, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) == 0) sleep_armed(kNapNs);
   is_napping_.store(false, std::memory_order_relaxed);

@@ -55,6 +55,9 @@ class Poller {
   // Thread: any.
   void add_sleeper();
   void remove_sleeper() { sleepers_.fetch_sub(1, std::memory_order_relaxed); }
+  // Looks once at every rail, and waits where another thread is at it: whatever had come is handed on
+  // when this returns. Gives whether there was anything. Thread: any, without a rail's lock.
+  bool look_surely();
   // Looks until none has anything, also where another thread is at it.
   void settle();
 
@@ -69,7 +72,6 @@ class Poller {
   // Sleeps until something comes, whatever it is / until a message comes, at most kNapNs.
   void sleep();
   void nap();
-  bool poll_all();
   void wake();
   void sleep_armed(std::int64_t timeout_ns);
   void on_async_events(Rail& rail);
