@@ -42,12 +42,15 @@ auto rate(const GidPair& pair) {
 }
 
 // An address that two hosts have leads from neither to the other: a bridge that every host numbers
-// alike, or one that moves between hosts. It is chosen only where there is no other.
+// alike, or one that moves between hosts. It is chosen only where there is no other; a link-local one
+// is none, for every port has that, also a port that leads nowhere.
 std::optional<GidPair> choose(const std::vector<Gid>& ours, const std::vector<Gid>& theirs,
                               bool is_same_host) {
   std::optional<GidPair> best;
   const auto rate_here = [&](const GidPair& pair) {
-    return std::pair(is_same_host || pair.ours->bytes != pair.theirs->bytes, rate(pair));
+    const bool is_shared = !is_same_host && pair.ours->bytes == pair.theirs->bytes;
+    const bool is_link_local = pair.ours->is_link_local() || pair.theirs->is_link_local();
+    return std::pair(is_shared ? 1 : is_link_local ? 0 : 2, rate(pair));
   };
   for (const Gid& a : ours) {
     for (const Gid& b : theirs) {
