@@ -287,6 +287,26 @@ TEST_F(AddressTest, ThatBothHostsHaveIsSaidWhereThereIsNoOther) {
   EXPECT_TRUE(connect(table, table, &here, &there, -1, /*is_same_host=*/true).is_ok());
 }
 
+// Every port has a link-local address, also one of a bridge: that it differs makes it no way.
+TEST_F(AddressTest, ThatIsLinkLocalIsNoOther) {
+  const Table ours{gid(0, kV2, "fe80::1"), gid(3, kV2, "172.17.0.1")};
+  const Table theirs{gid(0, kV2, "fe80::2"), gid(3, kV2, "172.17.0.1")};
+  Chosen here, there;
+  const Status failed = connect(ours, theirs, &here, &there);
+  EXPECT_EQ(failed.code(), Code::kTransportUnavailable);
+  EXPECT_HAS(failed.text(), "172.17.0.1");
+}
+
+// Where both have nothing else it is the only way there can be.
+TEST_F(AddressTest, ThatIsLinkLocalIsTakenWhereBothHaveNoOther) {
+  const Table ours{gid(0, kV2, "fe80::1")};
+  const Table theirs{gid(0, kV2, "fe80::2")};
+  Chosen here, there;
+  const Status done = connect(ours, theirs, &here, &there);
+  ASSERT_TRUE(done.is_ok()) << done.to_string();
+  EXPECT_EQ(here.to, "fe80::2");
+}
+
 TEST_F(LimitTest, AnAddressThatLeadsNowhereIsSaidByTheTransfer) {
   device("owner:rxe0").gids = {gid(0, kV1, "10.9.0.77")};
   open(kOneRail);

@@ -41,16 +41,14 @@ auto rate(const GidPair& pair) {
                     std::min(ours->bytes, theirs->bytes), std::max(ours->bytes, theirs->bytes));
 }
 
-// An address that two hosts have leads from neither to the other: a bridge that every host numbers
-// alike, or one that moves between hosts. It is chosen only where there is no other; a link-local one
-// is none, for every port has that, also a port that leads nowhere.
+// Gives the pair that is rated highest. An address that two hosts have leads from neither to the other:
+// a bridge that every host numbers alike, or one that moves between hosts. Then another pair is taken,
+// if there is one; a link-local address is none, for every port has that, also one that leads nowhere.
 std::optional<GidPair> choose(const std::vector<Gid>& ours, const std::vector<Gid>& theirs,
                               bool is_same_host) {
-  std::optional<GidPair> best;
-  const auto rate_here = [&](const GidPair& pair) {
-    const bool is_shared = !is_same_host && pair.ours->bytes == pair.theirs->bytes;
-    const bool is_link_local = pair.ours->is_link_local() || pair.theirs->is_link_local();
-    return std::pair(is_shared ? 1 : is_link_local ? 0 : 2, rate(pair));
+  std::optional<GidPair> best, other;
+  const auto take = [](std::optional<GidPair>& into, const GidPair& pair) {
+    if (!into || rate(pair) > rate(*into)) into = pair;
   };
   for (const Gid& a : ours) {
     for (const Gid& b : theirs) {
@@ -58,11 +56,12 @@ std::optional<GidPair> choose(const std::vector<Gid>& ours, const std::vector<Gi
           a.is_link_local() != b.is_link_local()) {
         continue;
       }
-      const GidPair pair{&a, &b};
-      if (!best || rate_here(pair) > rate_here(*best)) best = pair;
+      take(best, {&a, &b});
+      if (a.bytes != b.bytes && !a.is_link_local()) take(other, {&a, &b});
     }
   }
-  return best;
+  const bool is_shared = best && !is_same_host && best->ours->bytes == best->theirs->bytes;
+  return is_shared && other ? other : best;
 }
 
 std::string addresses(const std::vector<Gid>& gids) {
