@@ -5,6 +5,8 @@ Run by run.sh in a guest of boot.sh; elsewhere it fails, since the devices are n
 
 import mmap
 import signal
+import socket
+import struct
 import tempfile
 from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ import kvzc
 import numpy as np
 import pytest
 from helpers import Peer, State, until
+from wire_client import CHALLENGE, HELLO, REFUSE, HandleBytes, blob
 
 
 def own(state: State, rows: int, nbytes: int) -> str:
@@ -126,6 +129,48 @@ def test_memory_that_no_device_takes_is_refused_when_it_is_registered() -> None:
         with pytest.raises(refused, match=r"8192 bytes.*rxe0"):
             engine.register(np.frombuffer(pages, np.uint8))
         assert engine.stats()["storages"] == 0
+
+
+SECRET = "the secret of two hosts"
+TCP = 2
+STALE_HANDLE = 6  # As Code on the wire.
+
+
+def own_as_on_another_host(state: State) -> str:
+    state.engine = kvzc.Engine(transports=["rdma"], listen="127.0.0.1:0", secret=SECRET)
+    state.cache = np.zeros(8, np.uint8)
+    state.region = state.engine.register(state.cache)
+    given = HandleBytes.of(state.region.handle())
+    there = given.reached_at([each for each in given.addresses if each[0] == TCP])
+    text: str = there.handle().to_text()
+    return text
+
+
+def test_a_stranger_says_nothing_of_the_peer_that_it_claims_to_be() -> None:
+    """Whoever has read a lost peer's handle knows its incarnation, and no key."""
+    with (
+        Peer() as owner,
+        kvzc.Engine(transports=["rdma"], listen="127.0.0.1:0", secret=SECRET) as writer,
+        writer.register(np.zeros(8, np.uint8)) as region,
+    ):
+        target = kvzc.RemoteHandle.from_text(owner.call(own_as_on_another_host))
+        writer.put(np.ones(8, np.uint8), target).wait(20)
+        owner.signal(signal.SIGKILL)
+        until(lambda: writer.stats()["peers"] == 0, 5)
+
+        own, claimed = HandleBytes.of(region.handle()), HandleBytes.of(target)
+        host, port = writer.addresses[0].rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=10) as stranger:
+            hello = b"KVZC" + struct.pack("<HH", 1, 1) + claimed.incarnation + own.incarnation
+            hello += bytes(32) + struct.pack("<Q", own.grant) + blob(b"owner")
+            stranger.sendall(struct.pack("<HHI", HELLO, 0, 8 + len(hello)) + hello)
+            assert stranger.recv(2) == struct.pack("<H", CHALLENGE)
+            refusal = bytes([STALE_HANDLE]) + blob(b"gone")
+            stranger.sendall(struct.pack("<HHI", REFUSE, 0, 8 + len(refusal)) + refusal)
+            while stranger.recv(4096):  # Until it is put out.
+                pass
+        with pytest.raises(kvzc.PeerLost):
+            writer.put(np.ones(8, np.uint8), target).wait(20)
 
 
 def test_engines_of_one_host_that_have_both_take_shared_memory() -> None:
