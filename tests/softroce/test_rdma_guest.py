@@ -7,6 +7,7 @@ import mmap
 import signal
 import socket
 import struct
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -109,6 +110,60 @@ def test_options_choose_device_and_address() -> None:
         assert owner.arrivals.wait(b"t").error is None
     with pytest.raises(ValueError, match=r"rxe9.*rxe0"):
         kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=["rxe9"]))
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=20)
+
+
+@pytest.fixture
+def third_device() -> Iterator[None]:
+    """Adds rxe9; like all of them it reaches nobody but itself."""
+    run("ip", "link", "add", "roce9", "type", "dummy")
+    run("ip", "address", "add", "10.9.0.9/24", "dev", "roce9")
+    run("ip", "link", "set", "roce9", "up")
+    run("rdma", "link", "add", "rxe9", "type", "rxe", "netdev", "roce9")
+    yield
+    run("rdma", "link", "delete", "rxe9")
+    run("ip", "link", "delete", "roce9")
+
+
+def own_on(state: State, devices: list[str], nbytes: int) -> str:
+    state.engine = kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=devices))
+    state.cache = np.zeros((1, nbytes), np.uint8)
+    state.region = state.engine.register(state.cache)
+    text: str = state.region.handle().to_text()
+    return text
+
+
+def test_a_way_that_leads_nowhere_ends_as_a_lost_peer() -> None:
+    """Soft-RoCE does not count packets that cannot leave as retries, so no completion says it."""
+    with (
+        Peer() as owner,
+        kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=["rxe0", "rxe1"])) as writer,
+    ):
+        target = kvzc.RemoteHandle.from_text(owner.call(own_on, ["rxe1", "rxe0"], 1 << 20))
+        with pytest.raises(kvzc.PeerLost, match=r"10\.9\.0\.\d to 10\.9\.0\.\d.*leads nowhere"):
+            writer.put(np.ones((1, 1 << 20), np.uint8), target).wait(30)
+
+
+@pytest.mark.usefixtures("third_device")
+def test_rails_that_lead_nowhere_are_taken_out_beside_one_that_works() -> None:
+    nbytes = 4 << 20
+    source = np.random.default_rng(2).integers(0, 256, (1, nbytes), np.uint8)
+    devices = ["rxe0", "rxe1", "rxe9"]
+    with (
+        Peer() as owner,
+        kvzc.Engine(transports=["rdma"], rdma=kvzc.Rdma(devices=devices)) as writer,
+    ):
+        target = kvzc.RemoteHandle.from_text(owner.call(own_on, ["rxe0", "rxe9", "rxe1"], nbytes))
+        writer.put(source, target, notify=b"first").wait(40)
+        assert owner.call(row, 0, b"first") == source.tobytes()
+        writer.put(source + 1, target, notify=b"second").wait(40)
+        assert owner.call(row, 0, b"second") == (source + 1).tobytes()
+        (way,) = [line for line in writer.explain(target).splitlines() if line.startswith("rdma: ")]
+        assert "rail 0 rxe0 (10.9.0.1 to 10.9.0.1)" in way
+        assert way.count("leads nowhere") == 2
 
 
 def test_explain_names_the_rails_and_why_not_shared_memory(engine: kvzc.Engine) -> None:

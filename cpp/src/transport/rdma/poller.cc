@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include <algorithm>
 #include <system_error>
 
 #include "base/clock.h"
@@ -20,6 +21,7 @@ namespace {
 constexpr std::int64_t kSpinNs = 20'000;
 // So late may be what nobody waits for, while somebody is active.
 constexpr std::int64_t kNapNs = 1'000'000;
+constexpr std::int64_t kNever = INT64_MAX;
 
 }  // namespace
 
@@ -83,6 +85,7 @@ void Poller::wake() {
 
 void Poller::run() {
   while (!is_stopping_.load(std::memory_order_relaxed)) {
+    if (now_ns() >= next_watch_ns_) watch();
     if (is_somebody_active()) {
       nap();
     } else {
@@ -115,7 +118,9 @@ void Poller::look_until_idle() {
 void Poller::sleep() {
   for (const auto& rail : rails_) rail->arm(Rail::Events::kAll);
   // What came before it was armed makes no event.
-  if (!look_surely()) sleep_armed(INT64_MAX);
+  if (look_surely()) return;
+  const std::int64_t next = next_watch_ns_;
+  sleep_armed(next == kNever ? kNever : std::max<std::int64_t>(next - now_ns(), 0));
 }
 
 void Poller::nap() {
@@ -133,7 +138,7 @@ void Poller::sleep_armed(std::int64_t timeout_ns) {
     fds.push_back({rail->device().context()->async_fd, POLLIN, 0});
   }
   const timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-  const timespec* const limit = timeout_ns == INT64_MAX ? nullptr : &timeout;
+  const timespec* const limit = timeout_ns == kNever ? nullptr : &timeout;
   if (ppoll(fds.data(), fds.size(), limit, nullptr) <= 0) return;
   if (fds[0].revents != 0) {
     std::uint64_t wakes = 0;
@@ -162,9 +167,17 @@ void Poller::on_async_events(Rail& rail) {
   }
 }
 
+void Poller::watch() {
+  Endings endings(operations_);
+  std::lock_guard lock(channels_mutex_);
+  for (RdmaChannel* channel : channels_) channel->watch(endings);
+  next_watch_ns_ = channels_.empty() ? kNever : now_ns() + RdmaChannel::kWatchNs;
+}
+
 void Poller::add(RdmaChannel* channel) {
   std::lock_guard lock(channels_mutex_);
   channels_.insert(channel);
+  if (next_watch_ns_.exchange(0) == kNever) wake();  // It may sleep without a limit.
 }
 
 void Poller::remove(RdmaChannel* channel) {

@@ -10,6 +10,8 @@
 // Active is whoever posts, or looks as it waits. A thread that gives up looking before its transfer
 // has ended says that it sleeps, and an owner's question counts as a sleeper until it is answered.
 // Only what was posted and left alone is seen up to kNapNs late.
+//
+// With channels it wakes once in RdmaChannel::kWatchNs and has them look for rails that lead nowhere.
 #pragma once
 
 #include <atomic>
@@ -75,6 +77,7 @@ class Poller {
   void wake();
   void sleep_armed(std::int64_t timeout_ns);
   void on_async_events(Rail& rail);
+  void watch();
 
   const std::vector<std::unique_ptr<Rail>> rails_;
   OperationSink& operations_;
@@ -87,6 +90,7 @@ class Poller {
   std::atomic<bool> is_napping_{false};  // A sleeper wakes it then.
   std::mutex channels_mutex_;
   std::set<RdmaChannel*> channels_;  // Guarded by channels_mutex_.
+  std::atomic<std::int64_t> next_watch_ns_{INT64_MAX};  // Set under it.
 };
 
 }  // namespace kvzc::rdma

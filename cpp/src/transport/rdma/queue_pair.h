@@ -139,6 +139,12 @@ class QueuePair {
   // Says whether everything that was posted has come back.
   bool is_drained() const { return first_ == last_ && flushed_receives_ == posted_receives_; }
   std::uint32_t posted_count() const { return last_ - first_; }
+  // Asked at even intervals: gives for how many of them something was posted and nothing came back.
+  std::uint32_t count_still() {
+    still_ = posted_count() > 0 && first_ == seen_first_ ? still_ + 1 : 0;
+    seen_first_ = first_;
+    return still_;
+  }
 
   // In a wr_id: the request was a receive, and its lower half names the slot.
   static constexpr std::uint64_t kReceiveBit = std::uint64_t{1} << 63;
@@ -185,6 +191,8 @@ class QueuePair {
   std::uint64_t outstanding_bytes_ = 0;
   std::uint32_t refused_ = 0;  // The last so many of them the device did not take.
   int refusal_ = 0;
+  std::uint32_t seen_first_ = 0;  // When count_still() was asked last.
+  std::uint32_t still_ = 0;
   bool must_mark_ = false;     // Of those before nothing may come back by itself.
 
   std::array<ibv_send_wr, kBatch> requests_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -21,6 +22,14 @@ constexpr std::uint64_t kFarBytes = 2u << 20;
 // Other operations get their turn after so many bytes of one.
 constexpr std::uint64_t kTurnBytes = 1u << 20;
 constexpr std::uint32_t kUntoldReceives = QueuePair::kReceives / 4;
+
+// How often watch() finds nothing before a rail is taken out. A device that works says earlier that its
+// retries are exhausted: after 4.096 us x 2^ack_timeout for each, up to four times as long in hardware.
+std::uint32_t most_still(const RdmaOptions& options) {
+  const double retries_ns = 4096.0 * std::pow(2.0, options.ack_timeout) * (options.retries + 1);
+  const double looks = 1 + 4 * retries_ns / static_cast<double>(RdmaChannel::kWatchNs);
+  return static_cast<std::uint32_t>(std::clamp(looks, 5.0, 1e6));
+}
 
 Status revoked() {
   return Status(Code::kRevoked,
@@ -57,6 +66,7 @@ RdmaChannel::RdmaChannel(TransportHost& host, Poller& poller,
       peer_depth_(arrival_depth),
       peer_(peer),
       rail_count_(pairs.size()),
+      most_still_(most_still(host.rdma)),
       patience_(kHelpNs, kMostHelpNs) {
   for (const auto& pair : pairs) most_sges_ = std::min<std::size_t>(most_sges_, pair->most_sges());
   shared_.is_closed_there.resize(pairs.size());
@@ -870,7 +880,6 @@ void RdmaChannel::release_orphans(std::size_t rail, Endings& endings) {
 }
 
 void RdmaChannel::rail_is_down(std::size_t rail, const char* why, bool is_fatal, Endings& endings) {
-  bool must_tell_loss = false;
   {
     std::lock_guard lock(shared_.mutex);
     if (rail >= shared_.pairs.size()) return;
@@ -879,8 +888,29 @@ void RdmaChannel::rail_is_down(std::size_t rail, const char* why, bool is_fatal,
                                     [](const auto& each) { return each->is_alive(); });
     if (!pair.is_alive() || (live < 2 && !is_fatal)) return;
     break_rail(pair, why);
+  }
+  settle_break(endings);
+}
+
+void RdmaChannel::watch(Endings& endings) {
+  bool has_broken = false;
+  {
+    std::lock_guard lock(shared_.mutex);
+    for (const auto& pair : shared_.pairs) {
+      if (!pair->is_alive() || pair->count_still() < most_still_) continue;
+      break_rail(*pair, "nothing comes back, and its device does not say why; the way " +
+                            pair->path() + " leads nowhere");
+      has_broken = true;
+    }
+  }
+  if (has_broken) settle_break(endings);
+}
+
+void RdmaChannel::settle_break(Endings& endings) {
+  bool must_tell_loss = false;
+  {
+    std::lock_guard lock(shared_.mutex);
     pump(endings);
-    // Not left to completions: such a device may give nothing back.
     must_tell_loss = std::exchange(shared_.must_tell_loss, false);
   }
   if (must_tell_loss) tell_loss();

@@ -69,6 +69,10 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   // The device of this rail says that it is down: its work goes to the others. The only one is kept
   // as long as it may come back.
   void rail_is_down(std::size_t rail, const char* why, bool is_fatal, Endings& endings);
+  // The poller calls this once in kWatchNs: a rail on which nothing has come back for too long is
+  // taken out, also where its device has not noticed.
+  static constexpr std::int64_t kWatchNs = 1'000'000'000;
+  void watch(Endings& endings);
 
  private:
   // Asked of the peer, by the slot of the grant.
@@ -89,6 +93,8 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   // Hands arrivals to the engine. Requires: no lock but the rail's.
   void hand_on(const std::vector<Message>& arrivals);
   void tell_loss();
+  // After break_rail(), where no completion may follow. Requires: no lock.
+  void settle_break(Endings& endings);
   // All below require mutex_, and collect what has ended.
   void pump(Endings& endings);
   void pump_data(Endings& endings);
@@ -128,6 +134,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   const std::uint32_t peer_depth_;
   const ChannelPeer peer_;
   const std::size_t rail_count_;
+  const std::uint32_t most_still_;  // Looks of watch() without a completion.
   std::size_t most_sges_ = SIZE_MAX;
 
   // What the threads of this process share.
