@@ -126,15 +126,13 @@ Status check_same_layout(const View& source, const View& target);
 // Refuses a target that names some byte twice. Errors: kInvalidArgument.
 Status check_no_overlap(const TensorView& target);
 
-// Gives how many pieces the pairing of two views falls into before neighbours are merged: an upper
-// bound of what cut_runs() appends. Requires: equal shapes and dtypes. Cost: the number of axes.
-std::uint64_t count_pieces(const TensorView& local, const TensorView& remote);
-
 // Appends the runs that pair the elements of `local` (in memory at `local_data`) with those of
 // `remote`, neighbours merged where both sides are contiguous. In index order, but for axes that
 // both sides walk backwards: these are walked forwards.
-// Requires: equal shapes and dtypes. Cost: grows with the number of runs, not of elements.
-void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
-              std::vector<Run>& runs);
+// Gives how many pieces there are before neighbours are merged; with more than `most_pieces` it appends
+// nothing.
+// Requires: equal shapes and dtypes. Cost: grows with the number of pieces, not of elements.
+std::uint64_t cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
+                       std::vector<Run>& runs, std::uint64_t most_pieces = UINT64_MAX);
 
 }  // namespace kvzc

@@ -687,7 +687,9 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items
       const TensorView& written = slot.direction == Direction::kPut ? remote : local;
       Status disjoint = check_no_overlap(written);
       if (!disjoint.is_ok()) return disjoint;
-      pieces += count_pieces(local, remote);
+      const LocalStorage& storage = *item.local->memory->storages[local.storage];
+      const auto first = static_cast<std::uint32_t>(slot.runs.size());
+      pieces += cut_runs(local, storage.data, remote, slot.runs, kMostPieces - pieces);
       if (pieces > kMostPieces) {
         return Status(Code::kLimitExceeded,
                       "the transfer falls into more than " + std::to_string(kMostPieces) +
@@ -695,9 +697,6 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items
                           " are neighbours on both sides; make one side contiguous in the other's "
                           "order first, or split it");
       }
-      const LocalStorage& storage = *item.local->memory->storages[local.storage];
-      const auto first = static_cast<std::uint32_t>(slot.runs.size());
-      cut_runs(local, storage.data, remote, slot.runs);
       const auto count = static_cast<std::uint32_t>(slot.runs.size()) - first;
       if (count == 0) continue;
       slot.segments.push_back({first, count, nullptr, storage.piece()});
@@ -763,9 +762,11 @@ Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
 // written by one transfer. Requires: the segments' remote memories are filled in.
 Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
   using Bytes = std::pair<std::int64_t, std::int64_t>;  // Begin and end, in the remote memory.
-  std::unordered_map<const RemoteMemory*, std::vector<Bytes>> targets;
+  // Made where it is needed: mostly the memories are those of two processes.
+  std::optional<std::unordered_map<const RemoteMemory*, std::vector<Bytes>>> targets;
   const auto ranges_in = [&](const RemoteMemory* memory) -> const std::vector<Bytes>& {
-    const auto [at, is_new] = targets.try_emplace(memory);
+    if (!targets) targets.emplace();
+    const auto [at, is_new] = targets->try_emplace(memory);
     if (!is_new) return at->second;
     for (const Segment& segment : slot.segments) {
       if (segment.remote != memory) continue;

@@ -475,6 +475,16 @@ Pairing::Pairing(const TensorView& local, const TensorView& remote)
   }
 }
 
+// Says whether its elements lie one behind the other, in index order.
+bool is_contiguous(const TensorView& view) {
+  std::int64_t covered = dtype_nbytes(view.dtype);
+  for (auto axis = view.axes.rbegin(); axis != view.axes.rend(); ++axis) {
+    if (axis->list || (axis->size != 1 && axis->stride != covered)) return false;
+    covered *= axis->size;
+  }
+  return true;
+}
+
 // Says whether each axis steps over everything that those after it cover, as in every tensor that
 // was not transposed: then no byte is there twice, and that is quickly seen.
 bool steps_outwards(const TensorView& view) {
@@ -490,26 +500,24 @@ bool steps_outwards(const TensorView& view) {
 
 }  // namespace
 
-std::uint64_t count_pieces(const TensorView& local, const TensorView& remote) {
+std::uint64_t cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
+                       std::vector<Run>& runs, std::uint64_t most_pieces) {
   if (local.numel() == 0) return 0;
-  std::uint64_t count = 1;
-  const Pairing pairing(local, remote);
-  for (const PairedAxis& axis : pairing.axes) {
-    count *= static_cast<std::uint64_t>(axis.size);
+  if (most_pieces > 0 && is_contiguous(local) && is_contiguous(remote)) {
+    runs.push_back(
+        {local_data + local.offset, static_cast<std::uint64_t>(remote.offset), local.nbytes()});
+    return 1;
   }
-  return count;
-}
-
-void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
-              std::vector<Run>& runs) {
-  if (local.numel() == 0) return;
   const Pairing pairing(local, remote);
+  std::uint64_t pieces = 1;
+  for (const PairedAxis& axis : pairing.axes) pieces *= static_cast<std::uint64_t>(axis.size);
+  if (pieces > most_pieces) return pieces;
   const auto& axes = pairing.axes;
   const auto piece = static_cast<std::uint64_t>(pairing.piece);
   RunMerger merger(runs);
   if (axes.empty()) {
     merger.add(local_data + pairing.local_at, static_cast<std::uint64_t>(pairing.remote_at), piece);
-    return;
+    return pieces;
   }
   const PairedAxis inner = axes.back();
   const std::size_t outer_count = axes.size() - 1;
@@ -527,7 +535,7 @@ void cut_runs(const TensorView& local, std::byte* local_data, const TensorView& 
     }
     std::size_t axis = outer_count;
     while (axis > 0 && ++counters[axis - 1] == axes[axis - 1].size) counters[--axis] = 0;
-    if (axis == 0) return;
+    if (axis == 0) return pieces;
   }
 }
 

@@ -194,8 +194,7 @@ class AddressTest : public LiesTest, private rdma::CompletionTarget {
   }
 
  private:
-  void on_completion(std::size_t, const ibv_wc&, rdma::Endings&) override {}
-  void after_completions(rdma::Endings&) override {}
+  void on_completions(std::size_t, std::span<const ibv_wc>, rdma::Endings&) override {}
 };
 
 const int kV1 = IBV_GID_TYPE_ROCE_V1;

@@ -650,10 +650,17 @@ void expect_exact_runs(const TensorView& local, const TensorView& remote, const 
   static std::byte memory[1 << 16];
   const Run before{memory, 7, 9};
   std::vector<Run> runs = {before};
-  cut_runs(local, memory, remote, runs);
+  const std::uint64_t pieces = cut_runs(local, memory, remote, runs);
   ASSERT_TRUE(runs[0].local == before.local && runs[0].remote == 7 && runs[0].nbytes == 9) << what;
   runs.erase(runs.begin());
-  ASSERT_GE(count_pieces(local, remote), runs.size()) << what;
+  ASSERT_GE(pieces, runs.size()) << what;
+  if (pieces > 0) {
+    std::vector<Run> none;
+    EXPECT_EQ(cut_runs(local, memory, remote, none, pieces - 1), pieces) << what;
+    EXPECT_TRUE(none.empty()) << what;
+    EXPECT_EQ(cut_runs(local, memory, remote, none, pieces), pieces) << what;
+    EXPECT_EQ(none.size(), runs.size()) << what;
+  }
 
   std::vector<ElementPair> got;
   for (const Run& run : runs) {
@@ -752,8 +759,7 @@ TEST(CutRuns, PairsExactlyTheElementsAndMergesAllNeighbours) {
 std::size_t run_count(const TensorView& local, const TensorView& remote) {
   static std::byte memory[1 << 20];
   std::vector<Run> runs;
-  cut_runs(local, memory, remote, runs);
-  EXPECT_GE(count_pieces(local, remote), runs.size());
+  EXPECT_GE(cut_runs(local, memory, remote, runs), runs.size());
   return runs.size();
 }
 

@@ -19,8 +19,12 @@ namespace {
 
 // After this long without a completion the thread sleeps until one comes.
 constexpr std::int64_t kSpinNs = 20'000;
-// So late may be what nobody waits for, while somebody is active.
+// While somebody is active it looks once in so long for what was left alone: longer where it finds nothing.
 constexpr std::int64_t kNapNs = 1'000'000;
+constexpr std::int64_t kMostNapNs = 8'000'000;
+// Whoever was active counts as active for so long: between two marks the poller may well look twice, and
+// an event that it asked for in between would cut into the next post.
+constexpr std::int64_t kActiveNs = 2 * kMostNapNs;
 constexpr std::int64_t kNever = INT64_MAX;
 
 }  // namespace
@@ -95,11 +99,11 @@ void Poller::run() {
   }
 }
 
-// Says whether there was a mark since it was asked last.
 bool Poller::is_somebody_active() {
   const std::uint32_t activity = activity_.load(std::memory_order_relaxed);
-  const bool has_changed = activity != std::exchange(seen_activity_, activity);
-  return has_changed && sleepers_.load(std::memory_order_relaxed) == 0;
+  const std::int64_t now = now_ns();
+  if (activity != std::exchange(seen_activity_, activity)) active_until_ns_ = now + kActiveNs;
+  return now < active_until_ns_ && sleepers_.load(std::memory_order_relaxed) == 0;
 }
 
 void Poller::look_until_idle() {
@@ -125,9 +129,11 @@ void Poller::sleep() {
 
 void Poller::nap() {
   for (const auto& rail : rails_) rail->arm(Rail::Events::kMessages);
-  if (look_surely()) return;
+  const bool was_left_alone = look_surely();
+  nap_ns_ = was_left_alone ? kNapNs : std::clamp(2 * nap_ns_, kNapNs, kMostNapNs);
+  if (was_left_alone) return;
   is_napping_.store(true, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst) == 0) sleep_armed(kNapNs);
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) sleep_armed(nap_ns_);
   is_napping_.store(false, std::memory_order_relaxed);
 }
 

@@ -4,12 +4,12 @@
 // already only takes time from both. So this one keeps out of the way of threads that are active:
 //
 //   nobody is active       it sleeps until the next completion, of whatever kind
-//   somebody is            it sleeps until a message comes, and else looks once in kNapNs
+//   somebody is            it sleeps until a message comes, and else looks every 1 to 8 ms
 //   somebody sleeps        as if nobody were active: what is slept for is taken at once
 //
 // Active is whoever posts, or looks as it waits. A thread that gives up looking before its transfer
 // has ended says that it sleeps, and an owner's question counts as a sleeper until it is answered.
-// Only what was posted and left alone is seen up to kNapNs late.
+// Only what was posted and left alone is seen late, by as much: the longer the less there was of it.
 //
 // With channels it wakes once in RdmaChannel::kWatchNs and has them look for rails that lead nowhere.
 #pragma once
@@ -71,7 +71,7 @@ class Poller {
   void run();
   bool is_somebody_active();
   void look_until_idle();
-  // Sleeps until something comes, whatever it is / until a message comes, at most kNapNs.
+  // Sleeps until something comes, whatever it is / until a message comes, and not for long.
   void sleep();
   void nap();
   void wake();
@@ -85,7 +85,9 @@ class Poller {
   std::thread thread_;
   std::atomic<bool> is_stopping_{false};
   std::atomic<std::uint32_t> activity_{0};  // Counts marks, roughly.
-  std::uint32_t seen_activity_ = 0;         // The poller's own.
+  std::uint32_t seen_activity_ = 0;         // The poller's own, ...
+  std::int64_t active_until_ns_ = 0;        // ... and so is this,
+  std::int64_t nap_ns_ = 0;                 // and this.
   std::atomic<std::uint32_t> sleepers_{0};
   std::atomic<bool> is_napping_{false};  // A sleeper wakes it then.
   std::mutex channels_mutex_;

@@ -91,6 +91,7 @@ class QueuePair {
   void add_message(const Message& message, Progress* progress);
   // Gives false when the device refused: the pair is broken then.
   bool post();
+  bool has_batch() const { return batched_ > 0; }
 
   // --- Completions ---
 

@@ -87,18 +87,19 @@ int Rail::poll_surely(Endings& endings) {
 int Rail::poll_locked(Endings& endings) {
   std::array<ibv_wc, kLook> completions;
   const int count = ibv_poll_cq(queue_, kLook, completions.data());
-  for (int i = 0; i < count; ++i) {
-    const ibv_wc& each = completions[static_cast<std::size_t>(i)];
-    const auto found = targets_.find(static_cast<std::uint32_t>(each.wr_id >> 32) & kNumberMask);
-    if (found == targets_.end()) continue;  // Its channel is gone.
-    found->second->on_completion(index_, each, endings);
-    if (std::find(touched_.begin(), touched_.end(), found->second) == touched_.end()) {
-      touched_.push_back(found->second);
+  const auto number_of = [&](std::size_t i) {
+    return static_cast<std::uint32_t>(completions[i].wr_id >> 32) & kNumberMask;
+  };
+  // What follows each other for one queue pair is told at once.
+  const auto end = static_cast<std::size_t>(std::max(count, 0));
+  for (std::size_t at = 0, next = 0; at < end; at = next) {
+    while (++next < end && number_of(next) == number_of(at)) {
     }
+    const auto found = targets_.find(number_of(at));
+    if (found == targets_.end()) continue;  // Its channel is gone.
+    found->second->on_completions(index_, {&completions[at], next - at}, endings);
   }
-  for (CompletionTarget* target : touched_) target->after_completions(endings);
-  touched_.clear();
-  return std::max(count, 0);
+  return static_cast<int>(end);
 }
 
 void Rail::arm(Events kind) {

@@ -1,10 +1,11 @@
 // Rail: one device with the completion queue that all its queue pairs share.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -22,25 +23,35 @@ class Endings {
   Endings(const Endings&) = delete;
   Endings& operator=(const Endings&) = delete;
 
-  void add(Operation& operation, Status status) { over_.emplace_back(&operation, std::move(status)); }
-  void tell() {
-    for (auto& [operation, status] : std::exchange(over_, {})) {
-      sink_.retire(*operation, std::move(status));
+  void add(Operation& operation, Status status) {
+    if (count_ < few_.size()) {
+      few_[count_++] = {&operation, std::move(status)};
+    } else {
+      more_.emplace_back(&operation, std::move(status));
     }
   }
 
  private:
+  using Ending = std::pair<Operation*, Status>;
+  void tell() {
+    for (std::size_t i = 0; i < count_; ++i) {
+      sink_.retire(*few_[i].first, std::move(few_[i].second));
+    }
+    for (auto& [operation, status] : more_) sink_.retire(*operation, std::move(status));
+  }
+
   OperationSink& sink_;
-  std::vector<std::pair<Operation*, Status>> over_;
+  std::size_t count_ = 0;
+  std::array<Ending, 4> few_;  // Mostly it is one, and that allocates nothing.
+  std::vector<Ending> more_;
 };
 
 // Who is told of completions. Called with the rail's poll lock held.
 class CompletionTarget {
  public:
   virtual ~CompletionTarget() = default;
-  virtual void on_completion(std::size_t rail, const ibv_wc& completion, Endings& endings) = 0;
-  // All completions of one look were told.
-  virtual void after_completions(Endings& endings) = 0;
+  virtual void on_completions(std::size_t rail, std::span<const ibv_wc> completions,
+                              Endings& endings) = 0;
 };
 
 class Rail {
@@ -87,7 +98,6 @@ class Rail {
 
   std::mutex poll_mutex_;  // Guards the rest, and polling.
   std::unordered_map<std::uint32_t, CompletionTarget*> targets_;
-  std::vector<CompletionTarget*> touched_;
   std::uint32_t next_number_ = 1;
   std::uint32_t reserved_ = 0;
   unsigned events_to_acknowledge_ = 0;

@@ -452,31 +452,48 @@ void RdmaChannel::abort(Operation& operation) {
 
 // --- Completions ---
 
-void RdmaChannel::on_completion(std::size_t rail, const ibv_wc& completion, Endings& endings) {
-  std::lock_guard lock(shared_.mutex);
-  QueuePair* const pair = shared_.pairs[rail].get();
+void RdmaChannel::on_completions(std::size_t rail, std::span<const ibv_wc> completions,
+                                 Endings& endings) {
+  bool must_tell_loss = false;
+  std::vector<Message> arrivals;
+  {
+    std::lock_guard lock(shared_.mutex);
+    QueuePair& pair = *shared_.pairs[rail];
+    for (const ibv_wc& each : completions) take_completion(pair, each, endings);
+    if (must_pump()) {
+      answer_fences();
+      pump(endings);
+    }
+    must_tell_loss = std::exchange(shared_.must_tell_loss, false);
+    if (shared_.is_open) arrivals.swap(shared_.arrivals);
+  }
+  hand_on(arrivals);
+  if (must_tell_loss) tell_loss();
+}
+
+void RdmaChannel::take_completion(QueuePair& pair, const ibv_wc& completion, Endings& endings) {
   const bool is_ok = completion.status == IBV_WC_SUCCESS;
-  if (!is_ok && !pair->is_broken()) {
-    break_rail(*pair, words(pair->rail().device().verbs(), completion.status));
+  if (!is_ok && !pair.is_broken()) {
+    break_rail(pair, words(pair.rail().device().verbs(), completion.status));
   }
   const auto number = static_cast<std::uint32_t>(completion.wr_id);
   if ((completion.wr_id & QueuePair::kReceiveBit) == 0) {
     // Those before a failed one may have gone well without a word: doing them again does no harm.
-    pair->complete(number, [&](const Posted& entry) { came_back(*pair, entry, is_ok, endings); });
+    pair.complete(number, [&](const Posted& entry) { came_back(pair, entry, is_ok, endings); });
     return;
   }
   if (!is_ok) {
-    pair->count_flushed_receive();
+    pair.count_flushed_receive();
     return;
   }
-  const Message& message = pair->received(number);
+  const Message& message = pair.received(number);
   if (completion.byte_len < sizeof(MessageHeader) || completion.byte_len != message.nbytes() ||
       message.header.body_bytes > kMaxBodyBytes || message.header.rail >= shared_.pairs.size()) {
     lose_locked(Status(Code::kProtocol, "the peer sent a message that makes no sense"), endings);
   } else {
     take_message(message, endings);
   }
-  pair->repost(number);
+  pair.repost(number);
 }
 
 void RdmaChannel::came_back(QueuePair& pair, const Posted& entry, bool is_ok, Endings& endings) {
@@ -500,18 +517,12 @@ void RdmaChannel::came_back(QueuePair& pair, const Posted& entry, bool is_ok, En
   finish_if_over(*progress, endings);
 }
 
-void RdmaChannel::after_completions(Endings& endings) {
-  bool must_tell_loss = false;
-  std::vector<Message> arrivals;
-  {
-    std::lock_guard lock(shared_.mutex);
-    answer_fences();
-    pump(endings);
-    must_tell_loss = std::exchange(shared_.must_tell_loss, false);
-    if (shared_.is_open) arrivals.swap(shared_.arrivals);
-  }
-  hand_on(arrivals);
-  if (must_tell_loss) tell_loss();
+bool RdmaChannel::must_pump() const {
+  return !shared_.to_post.empty() || !shared_.again.empty() || !shared_.outgoing.empty() ||
+         !shared_.to_flush.empty() || !shared_.to_answer.empty() || must_tell_taken() ||
+         std::any_of(shared_.pairs.begin(), shared_.pairs.end(), [](const auto& pair) {
+           return pair->is_broken() || pair->has_batch() || pair->untold() >= kUntoldReceives;
+         });
 }
 
 void RdmaChannel::hand_on(const std::vector<Message>& arrivals) {

@@ -87,8 +87,8 @@ class RdmaChannel final : public Channel, private CompletionTarget {
     std::vector<FenceTicket> grants;
   };
 
-  void on_completion(std::size_t rail, const ibv_wc& completion, Endings& endings) override;
-  void after_completions(Endings& endings) override;
+  void on_completions(std::size_t rail, std::span<const ibv_wc> completions,
+                      Endings& endings) override;
 
   // Hands arrivals to the engine. Requires: no lock but the rail's.
   void hand_on(const std::vector<Message>& arrivals);
@@ -108,6 +108,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void finish_posting(Progress& progress);
   void watch_for_sleeper(Progress& progress);
   void give_up_rest(Progress& progress, Endings& endings);
+  void take_completion(QueuePair& pair, const ibv_wc& completion, Endings& endings);
   void came_back(QueuePair& pair, const Posted& entry, bool is_ok, Endings& endings);
   void finish_if_over(Progress& progress, Endings& endings);
   QueuePair* pair_for_message(MessageType type);
@@ -118,6 +119,8 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void take_fence_ask(const Message& message, Endings& endings);
   void answer_fences();
   bool must_tell_taken() const;
+  // Says whether pump() would find anything to do.
+  bool must_pump() const;
   bool is_revoked(FenceTicket grant) const;
   bool has_live_rail() const;
   bool are_all_drained() const;

@@ -105,8 +105,7 @@ class RdmaChannelHalf final : public ChannelHalf, private CompletionTarget {
 
  private:
   // Nothing was connected yet, so nothing completes.
-  void on_completion(std::size_t, const ibv_wc&, Endings&) override {}
-  void after_completions(Endings&) override {}
+  void on_completions(std::size_t, std::span<const ibv_wc>, Endings&) override {}
 
   TransportHost& host_;
   Poller& poller_;
