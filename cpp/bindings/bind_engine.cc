@@ -138,10 +138,11 @@ constexpr const char* kPutDoc =
     "target: a RemoteHandle or a part of one, of equal shape and dtype.\n"
     "after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.\n"
     "notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.\n"
-    "label: any object; comes back as Transfer.label.\n"
+    "label: any object; comes back as Transfer.label, also from a queue.\n"
     "deadline: seconds from now after which the transfer is cancelled by itself.\n"
     "accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises\n"
-    "    WouldBlock instead, with nothing posted. Default: the engine's default_timeout.\n\n"
+    "    WouldBlock instead, with nothing posted. Default: the engine's default_timeout.\n"
+    "queue: a CompletionQueue that gives the transfer back when it has ended.\n\n"
     "Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,\n"
     "StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once "
     "the\n"
@@ -224,7 +225,7 @@ constexpr const char* kEngineDoc =
 #define KVZC_TRANSFER_ARGUMENTS                                                 \
   py::kw_only(), py::arg("after") = py::none(), py::arg("notify") = py::none(), \
                  py::arg("label") = py::none(), py::arg("deadline") = py::none(), \
-                 py::arg("accept_timeout") = py::none()
+                 py::arg("accept_timeout") = py::none(), py::arg("queue") = py::none()
 
 using Tag = std::optional<py::bytes>;
 using Seconds = std::optional<double>;
@@ -245,34 +246,34 @@ void bind_default_engine(py::module_& module) {
       "put",
       [](const py::object& source, const RemoteView& target, const py::object& after,
          const Tag& notify, const py::object& label, const Seconds& deadline,
-         const Seconds& accept_timeout) {
+         const Seconds& accept_timeout, const Queue& queue) {
         return transfer(default_engine(), Direction::kPut, source, py::cast(target),
-                        {after, notify, label, deadline, accept_timeout});
+                        {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
       },
       py::arg("source"), py::arg("target"), KVZC_TRANSFER_ARGUMENTS, kPutDoc);
   module.def(
       "get",
       [](const py::object& target, const RemoteView& source, const py::object& after,
          const Tag& notify, const py::object& label, const Seconds& deadline,
-         const Seconds& accept_timeout) {
+         const Seconds& accept_timeout, const Queue& queue) {
         return transfer(default_engine(), Direction::kGet, target, py::cast(source),
-                        {after, notify, label, deadline, accept_timeout});
+                        {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
       },
       py::arg("target"), py::arg("source"), KVZC_TRANSFER_ARGUMENTS, kGetDoc);
   module.def(
       "put_many",
       [](const Pairs& pairs, const py::object& after, const Tag& notify, const py::object& label,
-         const Seconds& deadline, const Seconds& accept_timeout) {
+         const Seconds& deadline, const Seconds& accept_timeout, const Queue& queue) {
         return transfer_many(default_engine(), Direction::kPut, pairs,
-                             {after, notify, label, deadline, accept_timeout});
+                             {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
       },
       py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kPutManyDoc);
   module.def(
       "get_many",
       [](const Pairs& pairs, const py::object& after, const Tag& notify, const py::object& label,
-         const Seconds& deadline, const Seconds& accept_timeout) {
+         const Seconds& deadline, const Seconds& accept_timeout, const Queue& queue) {
         return transfer_many(default_engine(), Direction::kGet, pairs,
-                             {after, notify, label, deadline, accept_timeout});
+                             {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
       },
       py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kGetManyDoc);
   module.def(
@@ -519,36 +520,38 @@ void bind_engine(py::module_& module) {
           "put",
           [](const std::shared_ptr<PyEngine>& self, const py::object& source,
              const RemoteView& target, const py::object& after, const Tag& notify,
-             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout) {
+             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout,
+             const Queue& queue) {
             return transfer(self, Direction::kPut, source, py::cast(target),
-                            {after, notify, label, deadline, accept_timeout});
+                            {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
           },
           py::arg("source"), py::arg("target"), KVZC_TRANSFER_ARGUMENTS, kPutDoc)
       .def(
           "get",
           [](const std::shared_ptr<PyEngine>& self, const py::object& target,
              const RemoteView& source, const py::object& after, const Tag& notify,
-             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout) {
+             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout,
+             const Queue& queue) {
             return transfer(self, Direction::kGet, target, py::cast(source),
-                            {after, notify, label, deadline, accept_timeout});
+                            {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
           },
           py::arg("target"), py::arg("source"), KVZC_TRANSFER_ARGUMENTS, kGetDoc)
       .def(
           "put_many",
           [](const std::shared_ptr<PyEngine>& self, const Pairs& pairs, const py::object& after,
              const Tag& notify, const py::object& label, const Seconds& deadline,
-             const Seconds& accept_timeout) {
+             const Seconds& accept_timeout, const Queue& queue) {
             return transfer_many(self, Direction::kPut, pairs,
-                                 {after, notify, label, deadline, accept_timeout});
+                                 {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
           },
           py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kPutManyDoc)
       .def(
           "get_many",
           [](const std::shared_ptr<PyEngine>& self, const Pairs& pairs, const py::object& after,
              const Tag& notify, const py::object& label, const Seconds& deadline,
-             const Seconds& accept_timeout) {
+             const Seconds& accept_timeout, const Queue& queue) {
             return transfer_many(self, Direction::kGet, pairs,
-                                 {after, notify, label, deadline, accept_timeout});
+                                 {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
           },
           py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kGetManyDoc)
       .def(

@@ -28,24 +28,6 @@ std::uint64_t after_token(py::handle after) {
   return reinterpret_cast<std::uint64_t>(after.ptr());
 }
 
-LocalView local_of(Engine& engine, Direction direction, py::handle local) {
-  if (py::isinstance<PyLocalView>(local)) return local.cast<const PyLocalView&>();
-  if (py::isinstance<PyRegion>(local)) return take(local.cast<PyRegion&>().region.view());
-  if (py::isinstance<RemoteView>(local)) {
-    throw py::type_error(
-        direction == Direction::kPut
-            ? "the source of a put is local: a tensor, an array, a region or its view; got a "
-              "remote view. The order is put(source, target)"
-            : "the target of a get is local: a tensor, an array, a region or its view; got a "
-              "remote view. The order is get(target, source)");
-  }
-  Described described = describe(local);
-  if (direction == Direction::kGet && described.is_read_only) {
-    raise(Status(Code::kInvalidArgument, "the target of the get is read-only; use a writable one"));
-  }
-  return take(engine.find_or_borrow(described.spec));
-}
-
 const RemoteView& remote_of(Direction direction, py::handle remote) {
   if (!py::isinstance<RemoteView>(remote)) {
     throw py::type_error(
@@ -59,6 +41,24 @@ const RemoteView& remote_of(Direction direction, py::handle remote) {
   return remote.cast<const RemoteView&>();
 }
 
+constexpr const char* kNotAccepted =
+    "the transfer was not accepted in time, nothing was posted: ";
+
+CompletionQueue::Place reserve(CompletionQueue& queue, bool may_wait, std::int64_t deadline_ns) {
+  Result<CompletionQueue::Place> place = queue.reserve();
+  if (place.status().code() == Code::kWouldBlock && may_wait) {
+    const Status waited = wait_in_slices(deadline_ns, [&](std::int64_t slice_ns) {
+      queue.wait_for_room(slice_ns);
+      place = queue.reserve();
+      return place.status();
+    });
+    if (waited.code() == Code::kWouldBlock) {
+      raise(Status(Code::kTimedOut, kNotAccepted + std::string(waited.text())));
+    }
+  }
+  return take(std::move(place));
+}
+
 // Calls `attempt` until it is accepted, sleeping in `wait_for_room` while there is no room.
 template <typename Attempt, typename WaitForRoom>
 PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferArguments& arguments,
@@ -70,6 +70,8 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
   const std::int64_t deadline =
       std::min(deadline_of(arguments.accept_timeout, owner->default_timeout), options.deadline_ns);
   const bool may_wait = arguments.accept_timeout.value_or(1) > 0;
+  CompletionQueue::Place place;
+  if (arguments.queue != nullptr) place = reserve(*arguments.queue, may_wait, deadline);
   Result<Transfer> transfer = [&] {
     if (is_quick) return attempt(options);
     const GilRelease release;
@@ -82,12 +84,12 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
       return transfer.is_ok() ? Status::ok() : transfer.status();
     });
     if (waited.code() == Code::kWouldBlock) {
-      raise(Status(Code::kTimedOut, "the transfer was not accepted in time, nothing was posted: " +
-                                        std::string(waited.text())));
+      raise(Status(Code::kTimedOut, kNotAccepted + std::string(waited.text())));
     }
   }
-  return PyTransferPointer(
-      new PyTransfer{owner, take(std::move(transfer)), arguments.label});
+  PyTransferPointer out(new PyTransfer{owner, take(std::move(transfer)), arguments.label});
+  if (arguments.queue != nullptr) std::move(place).fill(out->transfer, origin_of(*out));
+  return out;
 }
 
 PyTransferPointer start(const std::shared_ptr<PyEngine>& owner, Direction direction,
@@ -121,6 +123,24 @@ PyTransferPointer start_notify(const std::shared_ptr<PyEngine>& owner, const Tar
 
 }  // namespace
 
+LocalView local_of(Engine& engine, Direction direction, py::handle local) {
+  if (py::isinstance<PyLocalView>(local)) return local.cast<const PyLocalView&>();
+  if (py::isinstance<PyRegion>(local)) return take(local.cast<PyRegion&>().region.view());
+  if (py::isinstance<RemoteView>(local)) {
+    throw py::type_error(
+        direction == Direction::kPut
+            ? "the source of a put is local: a tensor, an array, a region or its view; got a "
+              "remote view. The order is put(source, target)"
+            : "the target of a get is local: a tensor, an array, a region or its view; got a "
+              "remote view. The order is get(target, source)");
+  }
+  Described described = describe(local);
+  if (direction == Direction::kGet && described.is_read_only) {
+    raise(Status(Code::kInvalidArgument, "the target of the get is read-only; use a writable one"));
+  }
+  return take(engine.find_or_borrow(described.spec));
+}
+
 PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
                            py::handle local, py::handle remote,
                            const TransferArguments& arguments) {
@@ -150,6 +170,22 @@ PyTransferPointer transfer_many(const std::shared_ptr<PyEngine>& owner, Directio
     items.push_back({&locals[i], &remote_of(direction, remotes[i])});
   }
   return start(owner, direction, items, arguments);
+}
+
+PyTransferPointer move(const std::shared_ptr<PyEngine>& owner, const Plan& plan,
+                       Direction direction, const Plan::Blocks& blocks,
+                       const TransferArguments& arguments) {
+  release_waiting_objects();
+  Engine& engine = *owner->engine;
+  const std::uint64_t most_bytes = plan.block_nbytes() * blocks.local.size();
+  return accept(
+      owner, arguments, most_bytes <= kQuickBytes,
+      [&](const TransferOptions& options) {
+        return plan.try_move(engine, direction, blocks, options);
+      },
+      [&](const TransferOptions& options, std::int64_t slice_ns) {
+        engine.wait_for_room(plan.remote(), options, slice_ns);
+      });
 }
 
 PyTransferPointer notify(const std::shared_ptr<PyEngine>& owner, const RemoteView& target,
@@ -279,6 +315,26 @@ void bind_transfers(py::module_& module) {
           "Stops it and returns when it is quiet: as Cancelled, or done if it was faster. What was\n"
           "not begun is dropped; what was begun is bounded and waited for. Raises TimedOut when it\n"
           "is not quiet in time; it is still running then, and its memory is not to be used.")
+      .def(
+          "__await__",
+          [](const py::object& self) {
+            return py::module_::import("kvzc._aio").attr("wait")(self).attr("__await__")();
+          },
+          "Waits on an event loop that keeps running. Raises the transfer's own error, and PeerLost\n"
+          "as wait() does. A task that is cancelled meanwhile leaves the transfer running.")
+      .def_property_readonly(
+          "_lost", [](const PyTransfer& self) { return error_object(self.transfer.peer_status()); },
+          "Why the peer that it goes to is lost, or None.")
+      .def(
+          "__eq__",
+          [](const PyTransfer& self, const py::object& other) -> py::object {
+            if (!py::isinstance<PyTransfer>(other)) {
+              return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+            }
+            return py::bool_(self.transfer == other.cast<const PyTransfer&>().transfer);
+          },
+          "The same transfer, whoever gave it: put() or a queue.")
+      .def("__hash__", [](const PyTransfer& self) { return self.transfer.hash(); })
       .def("__repr__", [](const PyTransfer& self) {
         std::string what = "running";
         if (self.transfer.has_ended()) {

@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "kvzc/completion_queue.h"
 #include "kvzc/engine.h"
+#include "kvzc/plan.h"
 
 namespace py = pybind11;
 
@@ -79,6 +81,10 @@ py::object make_empty(SharedAllocator& allocator, py::handle shape, py::handle d
 
 std::vector<Index> parse_index(py::handle key);
 
+// Block ids. Copied, so that nobody changes them once they were checked; a contiguous array of int64
+// without a look at its entries. Raises TypeError.
+IndexList parse_ids(py::handle object);
+
 // --- timeouts ---
 
 // Gives the absolute deadline of a time-out in seconds; none is the default, infinity is never.
@@ -98,7 +104,8 @@ struct PyEngine {
   std::shared_ptr<Engine> engine;
   double default_timeout = kDefaultTimeoutSeconds;
 
-  // Closing may wait a moment for copies; other threads of the program run on meanwhile.
+  // Closing may wait a moment for copies; other threads of the program run on meanwhile. Thread:
+  // any, with or without the GIL.
   ~PyEngine();
 };
 
@@ -107,6 +114,13 @@ struct PyTransfer {
   Transfer transfer;
   py::object label;
 };
+
+// Where a transfer that comes back from a queue came from. Goes without the GIL too.
+struct Origin {
+  std::shared_ptr<PyEngine> owner;
+  KeepAlive label;
+};
+std::shared_ptr<Origin> origin_of(const PyTransfer& transfer);
 
 struct PyRegion {
   std::shared_ptr<PyEngine> owner;
@@ -160,15 +174,22 @@ struct TransferArguments {
   const py::object& label;
   const std::optional<double>& deadline;
   const std::optional<double>& accept_timeout;
+  CompletionQueue* queue = nullptr;
 };
+using Queue = std::optional<CompletionQueue*>;
 using Pairs = py::typing::Iterable<py::typing::Tuple<py::object, py::object>>;
 using PyTransferPointer = std::unique_ptr<PyTransfer>;
 
+// What a put reads, or a get writes. Raises TypeError.
+LocalView local_of(Engine& engine, Direction direction, py::handle local);
 PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
                            py::handle local, py::handle remote, const TransferArguments& arguments);
 // Pairs of (source, target): local and remote for a put, remote and local for a get.
 PyTransferPointer transfer_many(const std::shared_ptr<PyEngine>& owner, Direction direction,
                                 const Pairs& pairs, const TransferArguments& arguments);
+PyTransferPointer move(const std::shared_ptr<PyEngine>& owner, const Plan& plan,
+                       Direction direction, const Plan::Blocks& blocks,
+                       const TransferArguments& arguments);
 // Sends a tag to a handle's owner, or to a peer.
 PyTransferPointer notify(const std::shared_ptr<PyEngine>& owner, const RemoteView& target,
                          const TransferArguments& arguments);
@@ -182,10 +203,14 @@ void wait_transfers(std::span<const Transfer> transfers, WaitFor what, std::int6
 // Classes that signatures of other files name.
 void declare_engine(py::module_& module);
 void declare_transfers(py::module_& module);
+void declare_queues(py::module_& module);
+void declare_plans(py::module_& module);
 
 void bind_tensors(py::module_& module);
 void bind_memory(py::module_& module);
 void bind_transfers(py::module_& module);
+void bind_queues(py::module_& module);
+void bind_plans(py::module_& module);
 void bind_arrivals(py::module_& module);
 void bind_engine(py::module_& module);
 

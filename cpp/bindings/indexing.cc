@@ -148,7 +148,33 @@ Index parse_one(py::handle object) {
       py::str(py::type::of(object)).cast<std::string>());
 }
 
+// Whether the buffer's elements are int64, as NumPy spells it.
+bool is_int64(const Py_buffer& buffer) {
+  if (buffer.format == nullptr || buffer.itemsize != 8) return false;
+  const std::string_view format = buffer.format;
+  return format == "l" || format == "q";
+}
+
 }  // namespace
+
+IndexList parse_ids(py::handle object) {
+  Py_buffer buffer;
+  if (PyObject_CheckBuffer(object.ptr()) != 0 &&
+      PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) == 0) {
+    IndexList out;
+    if (buffer.ndim == 1 && is_int64(buffer)) {
+      const auto* const data = static_cast<const std::int64_t*>(buffer.buf);
+      out = std::make_shared<std::vector<std::int64_t>>(data, data + buffer.shape[0]);
+    }
+    PyBuffer_Release(&buffer);
+    if (out) return out;
+  }
+  PyErr_Clear();  // What is strided is converted.
+  const Index index = parse_one(object);
+  if (const auto* list = std::get_if<IndexList>(&index)) return *list;
+  refuse("block ids are a list or an array of integers, not " +
+         py::str(py::type::of(object)).cast<std::string>());
+}
 
 std::vector<Index> parse_index(py::handle key) {
   std::vector<Index> out;

@@ -10,9 +10,13 @@ PYBIND11_MODULE(_core, module) {
   bind_errors(module);
   declare_engine(module);
   declare_transfers(module);
+  declare_queues(module);
+  declare_plans(module);
   bind_tensors(module);
   bind_memory(module);
   bind_transfers(module);
+  bind_queues(module);
+  bind_plans(module);
   bind_arrivals(module);
   bind_engine(module);
   module.def(

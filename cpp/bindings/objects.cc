@@ -80,7 +80,7 @@ std::int64_t clock_ns() {
 }  // namespace
 
 PyEngine::~PyEngine() {
-  if (!engine) return;
+  if (!engine || !has_gil()) return;
   const GilRelease release;
   engine.reset();
 }

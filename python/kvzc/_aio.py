@@ -1,29 +1,45 @@
-"""Arrivals on an event loop."""
+"""Transfers and arrivals on an event loop.
+
+The loop watches descriptors; nothing of kvzc runs on it but the taking of what is there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
-if TYPE_CHECKING:
-    from ._core import Arrival, Arrivals
+from ._core import CompletionQueue, Transfer
+
+Item = TypeVar("Item", covariant=True)
+
+# Whether a peer is lost is not told by a transfer that is not quiet yet: it is looked at so often.
+LOOK_S = 0.1
 
 
-async def iterate(arrivals: Arrivals) -> AsyncIterator[Arrival]:
-    """Give arrivals as ``arrivals.poll()`` does; raise ``Closed`` when their engine closes.
+class Source(Protocol[Item]):
+    """What has a descriptor, and gives what is there: ``Arrivals``, ``CompletionQueue``."""
 
-    The loop watches a duplicate of ``arrivals.fileno()``, so that several iterations, and other
+    def fileno(self) -> int: ...
+    def poll(self, max: int) -> Sequence[Item]: ...
+
+
+async def iterate(source: Source[Item]) -> AsyncIterator[Item]:
+    """Give what ``source.poll()`` gives, one by one; raise ``Closed`` when the source closes.
+
+    The loop watches a duplicate of ``source.fileno()``, so that several iterations, and other
     users of the descriptor, do not take it from each other.
     """
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
-    descriptor = os.dup(arrivals.fileno())
+    descriptor = os.dup(source.fileno())
     try:
         while True:
             # One at a time: whoever leaves the loop leaves the rest to others.
-            while batch := arrivals.poll(1):
+            while batch := source.poll(1):
                 yield batch[0]
             readable.clear()
             # What came between the poll and here has made the descriptor readable.
@@ -34,3 +50,55 @@ async def iterate(arrivals: Arrivals) -> AsyncIterator[Arrival]:
                 loop.remove_reader(descriptor)
     finally:
         os.close(descriptor)
+
+
+class _Ends:
+    """Tells the futures of one event loop that their transfers have ended."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue = CompletionQueue(sys.maxsize)
+        self._waiting: dict[asyncio.Future[None], Transfer] = {}
+        self._looks = False
+        loop.add_reader(self._queue.fileno(), self._tell)
+
+    async def wait(self, transfer: Transfer) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._queue._add(transfer, future)
+        self._waiting[future] = transfer
+        if not self._looks:
+            self._looks = True
+            loop.call_later(LOOK_S, self._look, loop)
+        try:
+            await future
+        finally:
+            del self._waiting[future]
+
+    def _tell(self) -> None:
+        for transfer in self._queue.poll(256):
+            future: asyncio.Future[None] = transfer.label
+            if not future.done():
+                future.set_result(None)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        for future, transfer in self._waiting.items():
+            lost = transfer._lost
+            if lost is not None and not future.done():
+                future.set_exception(lost)
+        self._looks = bool(self._waiting)
+        if self._looks:
+            loop.call_later(LOOK_S, self._look, loop)
+
+
+_ends: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ends] = WeakKeyDictionary()
+
+
+async def wait(transfer: Transfer) -> None:
+    """Return when the transfer is done; raise its error."""
+    if not transfer.done:
+        loop = asyncio.get_running_loop()
+        ends = _ends.get(loop)
+        if ends is None:
+            ends = _ends[loop] = _Ends(loop)
+        await ends.wait(transfer)
+    transfer.wait(0)

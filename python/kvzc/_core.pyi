@@ -13,6 +13,7 @@ __all__: list[str] = [
     "BadHandle",
     "Cancelled",
     "Closed",
+    "CompletionQueue",
     "Engine",
     "Error",
     "Faults",
@@ -27,6 +28,7 @@ __all__: list[str] = [
     "OutOfRange",
     "Peer",
     "PeerLost",
+    "Plan",
     "ProtocolError",
     "Rdma",
     "Region",
@@ -47,6 +49,7 @@ __all__: list[str] = [
     "explain",
     "get",
     "get_many",
+    "plan",
     "put",
     "put_many",
     "register",
@@ -250,6 +253,7 @@ class Engine:
         label: typing.Any = None,
         deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
         accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        queue: CompletionQueue | None = None,
     ) -> Transfer:
         """
         Reads the memory behind `source` into `target`; the other side's program takes no part.
@@ -270,6 +274,7 @@ class Engine:
         label: typing.Any = None,
         deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
         accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        queue: CompletionQueue | None = None,
     ) -> Transfer:
         """
         Reads several (target, source) pairs as one transfer, with one notify after all bytes.
@@ -288,6 +293,24 @@ class Engine:
 
         Returns a Transfer. Raises PeerLost, StaleHandle, Revoked, WouldBlock, TimedOut, Closed.
         """
+    def plan(
+        self,
+        source_group: typing.Any,
+        target_group: typing.Any,
+        *,
+        block_axis: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> Plan:
+        """
+        Checks and cuts two groups once, so that blocks of them can be moved again and again.
+
+        source_group, target_group: one is local (a Region, its view, or a tensor), the other a
+            RemoteHandle or a part of one. Their tensors are paired in order: layers. Dtypes and shapes
+            must be equal but for the size of the block axis.
+        block_axis: the axis that blocks are counted along, in every tensor.
+
+        Returns a Plan. Raises LayoutMismatch, InvalidArgument where tensors of a side share bytes,
+        OutOfRange, Unsupported where the block axis was indexed with a list.
+        """
     def put(
         self,
         source: typing.Any,
@@ -298,6 +321,7 @@ class Engine:
         label: typing.Any = None,
         deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
         accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        queue: CompletionQueue | None = None,
     ) -> Transfer:
         """
         Writes `source` into the memory behind `target`; the other side's program takes no part.
@@ -308,10 +332,11 @@ class Engine:
         target: a RemoteHandle or a part of one, of equal shape and dtype.
         after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
         notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
-        label: any object; comes back as Transfer.label.
+        label: any object; comes back as Transfer.label, also from a queue.
         deadline: seconds from now after which the transfer is cancelled by itself.
         accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises
             WouldBlock instead, with nothing posted. Default: the engine's default_timeout.
+        queue: a CompletionQueue that gives the transfer back when it has ended.
 
         Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,
         StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the
@@ -326,6 +351,7 @@ class Engine:
         label: typing.Any = None,
         deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
         accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        queue: CompletionQueue | None = None,
     ) -> Transfer:
         """
         Writes several (source, target) pairs as one transfer, with one notify after all bytes.
@@ -385,6 +411,16 @@ class Transfer:
 
     Dropping it does not stop it.
     """
+    def __await__(self) -> typing.Any:
+        """
+        Waits on an event loop that keeps running. Raises the transfer's own error, and PeerLost
+        as wait() does. A task that is cancelled meanwhile leaves the transfer running.
+        """
+    def __eq__(self, arg0: typing.Any) -> typing.Any:
+        """
+        The same transfer, whoever gave it: put() or a queue.
+        """
+    def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
     def cancel(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
         """
@@ -399,6 +435,11 @@ class Transfer:
         timeout: seconds; None is the engine's default, math.inf waits for ever. Raises the
         transfer's own error; TimedOut, and then the transfer is still running; PeerLost, also
         when the transfer is not quiet yet (.quiet says so).
+        """
+    @property
+    def _lost(self) -> typing.Any:
+        """
+        Why the peer that it goes to is lost, or None.
         """
     @property
     def done(self) -> bool:
@@ -445,6 +486,148 @@ class Transfer:
     def transport(self) -> str | None:
         """
         Name of the transport that carries it; None until one is chosen.
+        """
+
+class CompletionQueue:
+    """
+    Gives back the transfers that were started with queue=, as they end.
+
+    depth: how many may be running or not taken yet; a put beyond that is pushed back, so that
+        no end is ever lost. One queue may serve several engines and threads.
+
+    There are no callbacks: they would run on kvzc's threads, hold up its other transfers and
+    meet the caller's locks. A queue gives the same to whoever has time for it.
+    """
+    def __aiter__(self) -> typing.Any:
+        """
+        Gives transfers as they end, on an event loop that keeps running.
+        """
+    def __enter__(self) -> CompletionQueue: ...
+    def __exit__(self, type: typing.Any, value: typing.Any, traceback: typing.Any) -> None: ...
+    def __init__(self, depth: typing.SupportsInt | typing.SupportsIndex = 16384) -> None: ...
+    def __repr__(self) -> str: ...
+    def _add(self, transfer: Transfer, label: typing.Any) -> None:
+        """
+        Takes in a transfer that runs already.
+        """
+    def close(self) -> None:
+        """
+        Forgets what it holds; transfers that run go on. Waits end with Closed. Idempotent.
+        """
+    def fileno(self) -> int:
+        """
+        A descriptor that is readable while poll() gives something; for select and event loops.
+        It belongs to the queue.
+        """
+    def poll(self, max: typing.SupportsInt | typing.SupportsIndex = 64) -> list[Transfer]:
+        """
+        Takes up to `max` transfers that have ended, in that order; never waits. Look at .error:
+        a transfer that failed raises nothing here. Raises Closed.
+        """
+    def wait(
+        self,
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        *,
+        max: typing.SupportsInt | typing.SupportsIndex = 64,
+    ) -> list[Transfer]:
+        """
+        Takes up to `max` transfers as soon as one has ended, helping with the copying meanwhile.
+
+        timeout: seconds; None is 30, math.inf waits for ever. Raises TimedOut, Closed.
+        """
+    @property
+    def closed(self) -> bool:
+        """
+        Whether close() was called.
+        """
+    @property
+    def depth(self) -> int:
+        """
+        How many may be running or not taken yet.
+        """
+    @property
+    def ended(self) -> int:
+        """
+        Those that have ended and were not taken.
+        """
+    @property
+    def running(self) -> int:
+        """
+        Those that have not ended.
+        """
+
+class Plan:
+    """
+    Two groups of tensors that are made of blocks: see Engine.plan().
+
+    It keeps its memory alive. Any thread may use it.
+    """
+    def __repr__(self) -> str: ...
+    def get(
+        self,
+        source_blocks: typing.Any,
+        target_blocks: typing.Any,
+        *,
+        layers: typing.Any | None = None,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        queue: CompletionQueue | None = None,
+    ) -> Transfer:
+        """
+        Reads blocks of the remote side into blocks of the local one: block source_blocks[i] of the
+        remote side goes to target_blocks[i] here. Everything else as in Plan.put().
+        """
+    def put(
+        self,
+        source_blocks: typing.Any,
+        target_blocks: typing.Any,
+        *,
+        layers: typing.Any | None = None,
+        after: typing.Any = None,
+        notify: bytes | None = None,
+        label: typing.Any = None,
+        deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        queue: CompletionQueue | None = None,
+    ) -> Transfer:
+        """
+        Writes blocks of the local side into blocks of the remote one: block source_blocks[i] goes to
+        target_blocks[i], in each of the layers, as one transfer.
+
+        source_blocks, target_blocks: block ids, 0 or more; a NumPy array of int64 is
+            the quickest. No target block may be named twice.
+        layers: a number, a name, a slice, or a list of numbers or names; None: all.
+
+        Everything else as in put(). Returns a Transfer. Raises OutOfRange naming the entry,
+        InvalidArgument, and what put() raises.
+        """
+    @property
+    def block_nbytes(self) -> int:
+        """
+        Bytes of one block of all layers.
+        """
+    @property
+    def block_pieces(self) -> int:
+        """
+        Pieces that are contiguous on both sides, in one block of all layers.
+        """
+    @property
+    def layers(self) -> list[str]:
+        """
+        Names of the tensors, in order, as the remote side has them; [''] for one alone.
+        """
+    @property
+    def local_blocks(self) -> int:
+        """
+        Blocks of each local tensor.
+        """
+    @property
+    def remote_blocks(self) -> int:
+        """
+        Blocks of each remote tensor.
         """
 
 class _SharedBuffer:
@@ -1004,6 +1187,7 @@ def get(
     label: typing.Any = None,
     deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
     accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    queue: CompletionQueue | None = None,
 ) -> Transfer:
     """
     Reads the memory behind `source` into `target`; the other side's program takes no part.
@@ -1024,10 +1208,29 @@ def get_many(
     label: typing.Any = None,
     deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
     accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    queue: CompletionQueue | None = None,
 ) -> Transfer:
     """
     Reads several (target, source) pairs as one transfer, with one notify after all bytes.
     All sources come from one handle, and no byte may be in two targets. Otherwise as get().
+    """
+
+def plan(
+    source_group: typing.Any,
+    target_group: typing.Any,
+    *,
+    block_axis: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> Plan:
+    """
+    Checks and cuts two groups once, so that blocks of them can be moved again and again.
+
+    source_group, target_group: one is local (a Region, its view, or a tensor), the other a
+        RemoteHandle or a part of one. Their tensors are paired in order: layers. Dtypes and shapes
+        must be equal but for the size of the block axis.
+    block_axis: the axis that blocks are counted along, in every tensor.
+
+    Returns a Plan. Raises LayoutMismatch, InvalidArgument where tensors of a side share bytes,
+    OutOfRange, Unsupported where the block axis was indexed with a list.
     """
 
 def put(
@@ -1039,6 +1242,7 @@ def put(
     label: typing.Any = None,
     deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
     accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    queue: CompletionQueue | None = None,
 ) -> Transfer:
     """
     Writes `source` into the memory behind `target`; the other side's program takes no part.
@@ -1049,10 +1253,11 @@ def put(
     target: a RemoteHandle or a part of one, of equal shape and dtype.
     after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
     notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
-    label: any object; comes back as Transfer.label.
+    label: any object; comes back as Transfer.label, also from a queue.
     deadline: seconds from now after which the transfer is cancelled by itself.
     accept_timeout: seconds to wait while queues or the target's inbox are full; 0 raises
         WouldBlock instead, with nothing posted. Default: the engine's default_timeout.
+    queue: a CompletionQueue that gives the transfer back when it has ended.
 
     Returns a Transfer. Raises LayoutMismatch, InvalidArgument (overlapping targets), PeerLost,
     StaleHandle, Revoked, AccessDenied, WouldBlock, TimedOut, Closed. What is only known once the
@@ -1067,6 +1272,7 @@ def put_many(
     label: typing.Any = None,
     deadline: typing.SupportsFloat | typing.SupportsIndex | None = None,
     accept_timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    queue: CompletionQueue | None = None,
 ) -> Transfer:
     """
     Writes several (source, target) pairs as one transfer, with one notify after all bytes.

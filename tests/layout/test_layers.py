@@ -23,6 +23,8 @@ STAIRCASE = [
     "handle",
     "endpoint",
     "engine",
+    "completion_queue",
+    "plan",
 ]
 
 # Room: what it may include besides itself. The first row that matches a file is its room. A row is

@@ -42,13 +42,17 @@ class TransferState {
   // Ends the transfer. The first call decides; gives whether this was it. Thread: any.
   bool end(Status status, std::int64_t at_ns);
 
-  // A place in the list of those who want to know, kept by the watcher until unwatch() returned.
+  // A place in the list of those who want to know. The watcher keeps it until `on_end` was called or
+  // unwatch() has returned.
   struct Watch {
-    Waker* waker = nullptr;
+    // Called once, on the thread that ends the transfer. It may give the watch away to be freed, but
+    // must call nothing of this object. Never blocks.
+    void (*on_end)(Watch&) = nullptr;
     Watch* next = nullptr;
   };
-  // Fires the waker when the transfer ends, at once if it has ended. Thread: any.
+  // Has the watch called when the transfer ends, at once if it has ended. Thread: any.
   void watch(Watch& watch);
+  // From its return the watch is not called any more.
   void unwatch(Watch& watch);
 
   // Makes it ready for its next use. Requires: nobody else refers to it.
@@ -70,6 +74,14 @@ class TransferState {
   Status status_;
   std::int64_t submitted_ns_ = 0;
   std::int64_t done_ns_ = 0;
+};
+
+// A watch that fires a waker.
+struct WakerWatch : TransferState::Watch {
+  explicit WakerWatch(Waker& waker_to_fire) : waker(&waker_to_fire) {
+    on_end = [](Watch& watch) { static_cast<WakerWatch&>(watch).waker->fire(); };
+  }
+  Waker* waker;
 };
 
 }  // namespace kvzc

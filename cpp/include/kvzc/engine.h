@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -94,6 +95,9 @@ class Transfer {
   // Gives why the peer that it goes to is lost, or ok.
   Status peer_status() const;
   TransferState& state() const;
+  // Whether both are the same transfer.
+  bool operator==(const Transfer& other) const { return slot_ == other.slot_; }
+  std::size_t hash() const { return std::hash<const void*>()(slot_); }
 
  private:
   std::shared_ptr<EngineCore> core_;
@@ -175,6 +179,33 @@ struct TransferOptions {
   std::int64_t deadline_ns = INT64_MAX;  // Cancels by itself.
 };
 
+// Where somebody who cuts a transfer himself puts its runs.
+class RunList {
+ public:
+  explicit RunList(OperationSlot& slot);
+  // What follows lies in this piece of local memory, and in that storage of the handle.
+  void begin(const LocalStorage& local, std::uint32_t remote_storage);
+  void add(std::byte* local, std::uint64_t remote, std::uint64_t nbytes) {
+    runs_.push_back({local, remote, nbytes});
+  }
+  void reserve(std::size_t more) { runs_.reserve(runs_.size() + more); }
+
+ private:
+  OperationSlot& slot_;
+  std::vector<Run>& runs_;
+};
+
+// Cuts one transfer, between local memory and what one handle names, for Engine::try_run().
+class RunCutter {
+ public:
+  virtual ~RunCutter() = default;
+  virtual const std::shared_ptr<const RegionMemory>& local() const = 0;
+  virtual const RemoteView& remote() const = 0;
+  // Promises that every run lies within its storages and that no byte is written twice. Errors: the
+  // transfer's; nothing is posted.
+  virtual Status cut(RunList& runs) const = 0;
+};
+
 struct EngineStats {
   std::uint64_t regions = 0, storages = 0, grants = 0, peers = 0;
   std::uint64_t transfers_running = 0, transfers_done = 0, transfers_failed = 0,
@@ -217,6 +248,9 @@ class Engine {
   // full, nothing was posted; whatever can be known before the first byte moves.
   Result<Transfer> try_put(std::span<const TransferItem> items, const TransferOptions& options);
   Result<Transfer> try_get(std::span<const TransferItem> items, const TransferOptions& options);
+  // The same for a transfer that somebody else has checked and cuts, such as a Plan.
+  Result<Transfer> try_run(Direction direction, const RunCutter& cutter,
+                           const TransferOptions& options);
   // Sends a tag without data to the owner of a handle, or to a peer. Requires: options.notify.
   Result<Transfer> try_notify(const RemoteView& target, const TransferOptions& options);
   Result<Transfer> try_notify(const PeerInfo& target, const TransferOptions& options);

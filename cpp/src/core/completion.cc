@@ -1,5 +1,7 @@
 #include "kvzc/completion.h"
 
+#include <utility>
+
 #include "base/futex.h"
 
 namespace kvzc {
@@ -23,10 +25,14 @@ bool TransferState::end(Status status, std::int64_t at_ns) {
   status_ = std::move(status);
   done_ns_ = at_ns;
   // Under the lock, so that a watcher either sees the end or is seen by it; and so that nobody who
-  // learned of the end can take the object away while its wakers are still being fired.
+  // learned of the end can take the object away while its watches are still being called.
   lock();
   phase_.store(kEnded, std::memory_order_release);
-  for (Watch* watch = watches_; watch != nullptr; watch = watch->next) watch->waker->fire();
+  Watch* next = nullptr;
+  for (Watch* watch = std::exchange(watches_, nullptr); watch != nullptr; watch = next) {
+    next = watch->next;  // First: the call may give the watch away.
+    watch->on_end(*watch);
+  }
   unlock();
   return true;
 }
@@ -34,7 +40,7 @@ bool TransferState::end(Status status, std::int64_t at_ns) {
 void TransferState::watch(Watch& watch) {
   lock();
   if (has_ended()) {
-    watch.waker->fire();
+    watch.on_end(watch);
   } else {
     watch.next = watches_;
     watches_ = &watch;

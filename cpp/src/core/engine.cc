@@ -74,9 +74,8 @@ namespace {
 class Watcher {
  public:
   explicit Watcher(std::span<const Transfer> transfers)
-      : transfers_(transfers), watches_(transfers.size()) {
+      : transfers_(transfers), watches_(transfers.size(), WakerWatch(waker_)) {
     for (std::size_t i = 0; i < transfers_.size(); ++i) {
-      watches_[i].waker = &waker_;
       transfers_[i].state().watch(watches_[i]);
       transfers_[i].will_sleep();
     }
@@ -99,8 +98,8 @@ class Watcher {
 
  private:
   std::span<const Transfer> transfers_;
-  std::vector<TransferState::Watch> watches_;
-  Waker waker_;
+  Waker waker_;  // Before those that fire it.
+  std::vector<WakerWatch> watches_;
 };
 
 bool spin_until_ended(const Transfer& transfer, std::int64_t deadline_ns) {
@@ -165,6 +164,16 @@ void Transfer::help(std::int64_t deadline_ns) const {
   if (!core_->usable_here().is_ok()) return;
   Channel* channel = slot_->channel.load(std::memory_order_acquire);
   if (channel != nullptr) channel->help(*slot_, deadline_ns);
+}
+
+// --- RunList ---
+
+RunList::RunList(OperationSlot& slot) : slot_(slot), runs_(slot.runs) {}
+
+void RunList::begin(const LocalStorage& local, std::uint32_t remote_storage) {
+  slot_.segments.push_back(
+      {static_cast<std::uint32_t>(runs_.size()), 0, nullptr, local.piece()});
+  slot_.segment_storage.push_back(remote_storage);
 }
 
 // --- Grant ---
@@ -277,6 +286,11 @@ Result<Transfer> Engine::try_put(std::span<const TransferItem> items,
 Result<Transfer> Engine::try_get(std::span<const TransferItem> items,
                                  const TransferOptions& options) {
   return core_->try_submit(Direction::kGet, items, options);
+}
+
+Result<Transfer> Engine::try_run(Direction direction, const RunCutter& cutter,
+                                 const TransferOptions& options) {
+  return core_->try_run(direction, cutter, options);
 }
 
 Result<Transfer> Engine::try_notify(const RemoteView& target, const TransferOptions& options) {

@@ -709,6 +709,25 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items
   return check_targets_disjoint(slot);
 }
 
+Status EngineCore::fill(OperationSlot& slot, const RunCutter& cutter) {
+  RunList runs(slot);
+  if (Status cut = cutter.cut(runs); !cut.is_ok()) return cut;
+  if (slot.runs.size() > kMostPieces) {
+    return Status(Code::kLimitExceeded, "the transfer falls into more than " +
+                                            std::to_string(kMostPieces) +
+                                            " separate pieces; move fewer blocks at once");
+  }
+  for (std::size_t i = 0; i < slot.segments.size(); ++i) {
+    const std::size_t end =
+        i + 1 < slot.segments.size() ? slot.segments[i + 1].first_run : slot.runs.size();
+    slot.segments[i].run_count = static_cast<std::uint32_t>(end - slot.segments[i].first_run);
+  }
+  for (const Run& run : slot.runs) slot.nbytes += run.nbytes;
+  slot.run_count = slot.runs.size();
+  slot.pins.push_back(cutter.local());
+  return Status::ok();
+}
+
 // Each target alone was checked when its runs were cut; here, no byte may be in two of them.
 Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
   struct Piece {
@@ -912,24 +931,27 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
   return slot;
 }
 
+Status EngineCore::may_move(Direction direction, const HandleInfo& handle) {
+  if (handle.device_kind != 0) {
+    return Status(Code::kUnsupported,
+                  "the handle's memory lies on a device, which this version does not reach");
+  }
+  const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
+  if ((static_cast<int>(handle.access) & static_cast<int>(needed)) != 0) return Status::ok();
+  return Status(Code::kAccessDenied, direction == Direction::kPut
+                                         ? "the handle grants get only; ask the owner for one "
+                                           "with access='put' or 'both'"
+                                         : "the handle grants put only; ask the owner for one "
+                                           "with access='get' or 'both'");
+}
+
 Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const TransferItem> items,
                                         const TransferOptions& options, Purpose purpose) {
   Status status = usable();
   if (!status.is_ok()) return status;
   if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to move");
-  const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
   for (const TransferItem& item : items) {
-    if (item.remote->handle->info.device_kind != 0) {
-      return Status(Code::kUnsupported,
-                    "the handle's memory lies on a device, which this version does not reach");
-    }
-    if ((static_cast<int>(item.remote->handle->info.access) & static_cast<int>(needed)) == 0) {
-      return Status(Code::kAccessDenied, direction == Direction::kPut
-                                             ? "the handle grants get only; ask the owner for one "
-                                               "with access='put' or 'both'"
-                                             : "the handle grants put only; ask the owner for one "
-                                               "with access='get' or 'both'");
-    }
+    if (status = may_move(direction, item.remote->handle->info); !status.is_ok()) return status;
     if (item.remote->handle != items[0].remote->handle &&
         (item.remote->handle->info.incarnation != items[0].remote->handle->info.incarnation ||
          item.remote->handle->info.grant_id != items[0].remote->handle->info.grant_id)) {
@@ -938,14 +960,31 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Tra
                     "together as a group, or start one transfer per handle");
     }
   }
-  const std::shared_ptr<Binding> binding = binding_for(*items[0].remote);
-  status = binding->failure();
+  return submit(direction, *items[0].remote, options, purpose,
+                [&](OperationSlot& slot) { return fill(slot, items); });
+}
+
+Result<Transfer> EngineCore::try_run(Direction direction, const RunCutter& cutter,
+                                     const TransferOptions& options) {
+  Status status = usable();
+  if (status.is_ok()) status = may_move(direction, cutter.remote().handle->info);
+  if (!status.is_ok()) return status;
+  return submit(direction, cutter.remote(), options, Purpose::kPut,
+                [&](OperationSlot& slot) { return fill(slot, cutter); });
+}
+
+template <typename Fill>
+Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remote,
+                                    const TransferOptions& options, Purpose purpose,
+                                    const Fill& fill_slot) {
+  const std::shared_ptr<Binding> binding = binding_for(remote);
+  Status status = binding->failure();
   if (!status.is_ok()) return after_loss(binding->info(), status);
   Result<OperationSlot*> begun = begin(direction, options, binding);
   if (!begun.is_ok()) return begun.status();
   OperationSlot* const slot = *begun;
   try {
-    status = fill(*slot, items);
+    status = fill_slot(*slot);
   } catch (const std::bad_alloc&) {
     status = Status(Code::kLimitExceeded,
                     "no memory is left for the transfer's list of runs; move fewer at once");
@@ -1131,7 +1170,7 @@ Status EngineCore::cancel(OperationSlot& slot, std::int64_t deadline_ns) {
   if (slot.state.has_ended()) return Status::ok();
   stop(slot, Status(Code::kCancelled, "the transfer was cancelled"));
   Waker waker;
-  TransferState::Watch watch{&waker};
+  WakerWatch watch(waker);
   slot.state.watch(watch);
   while (!waker.has_fired()) {
     const std::int64_t left = deadline_ns - now_ns();

@@ -92,6 +92,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   enum class Purpose { kPut, kConnect };
   Result<Transfer> try_submit(Direction direction, std::span<const TransferItem> items,
                               const TransferOptions& options, Purpose purpose = Purpose::kPut);
+  Result<Transfer> try_run(Direction direction, const RunCutter& cutter,
+                           const TransferOptions& options);
   Result<Transfer> connect(const RemoteView& target);
   Result<Transfer> try_notify(const RemoteView& target, const TransferOptions& options);
   Result<Transfer> try_notify(const PeerInfo& target, const TransferOptions& options);
@@ -182,6 +184,12 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   Result<Transfer> submit_nothing(const RemoteView& target, const TransferOptions& options,
                                   Purpose purpose);
+  // Says whether a handle lets bytes move this way.
+  static Status may_move(Direction direction, const HandleInfo& handle);
+  // Starts a transfer whose runs `fill(slot)` cuts.
+  template <typename Fill>
+  Result<Transfer> submit(Direction direction, const RemoteView& remote,
+                          const TransferOptions& options, Purpose purpose, const Fill& fill_slot);
   // Takes a slot and fills in what all transfers have. Errors: kWouldBlock.
   Result<OperationSlot*> begin(Direction direction, const TransferOptions& options,
                                std::shared_ptr<Binding> binding);
@@ -217,6 +225,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // Any thread.
   Status fill(OperationSlot& slot, std::span<const TransferItem> items);
+  Status fill(OperationSlot& slot, const RunCutter& cutter);
   static Status check_targets_disjoint(const OperationSlot& slot);
   static Status check_not_into_itself(const OperationSlot& slot);
   // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.

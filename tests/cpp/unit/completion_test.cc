@@ -40,7 +40,8 @@ TEST(TransferState, WatchersAreFiredAtTheEndAndAfterIt) {
   TransferState state;
   state.restart(1);
   Waker early[3], gone, late;
-  TransferState::Watch watches[3], gone_watch{&gone}, late_watch{&late};
+  WakerWatch watches[3] = {WakerWatch(early[0]), WakerWatch(early[1]), WakerWatch(early[2])};
+  WakerWatch gone_watch(gone), late_watch(late);
   for (int i = 0; i < 3; ++i) {
     watches[i].waker = &early[i];
     state.watch(watches[i]);
