@@ -161,7 +161,9 @@ struct Operation {
   // Gives it a reason to end other than done; the first one counts. Parts of it that have not
   // begun will not. Thread: any.
   void fail(Status why);
-  bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+  // Sequentially consistent, like fail(): of two threads, one of which fails it and then looks for
+  // its channel while the other sets the channel and then looks here, one sees the other.
+  bool has_failed() const { return failed_.load(std::memory_order_seq_cst); }
   // Gives the reason, or ok. Thread: any.
   Status failure() const;
   void clear_failure();

@@ -87,7 +87,8 @@ Status EngineCore::usable_here() const {
 
 Status EngineCore::usable() const {
   if (Status here = usable_here(); !here.is_ok()) return here;
-  return is_closed_.load(std::memory_order_acquire) ? closed() : Status::ok();
+  // Sequentially consistent for begin() alone.
+  return is_closed_.load(std::memory_order_seq_cst) ? closed() : Status::ok();
 }
 
 // --- Start and close ---
@@ -204,7 +205,7 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   while (deadline_ns < by && !close_by_ns_.compare_exchange_weak(by, deadline_ns)) {
   }
   std::lock_guard lock(close_mutex_);
-  if (is_closed_.exchange(true, std::memory_order_acq_rel)) return Status::ok();
+  if (is_closed_.exchange(true, std::memory_order_seq_cst)) return Status::ok();
   Status outcome = Status::ok();
 
   // What waits for a peer ends now; what runs is given time, then told to stop.
@@ -214,7 +215,7 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     for (auto& [id, record] : regions_) regions.push_back(record);
   }
   end_waiting(closed());
-  while (counters_.running.load(std::memory_order_acquire) != 0) {
+  while (counters_.running.load(std::memory_order_seq_cst) != 0) {
     if (now_ns() >= close_by_ns_.load()) {
       outcome = Status(Code::kTimedOut, "transfers were still running when the engine closed");
       break;
@@ -896,7 +897,8 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
                                               std::to_string(options.notify->size()) + " bytes; " +
                                               std::to_string(kMaxTagBytes) + " fit");
   }
-  // The counter first, the closed flag after it: close() looks in the other order.
+  // The counter first, the closed flag after it: close() looks in the other order. All four looks
+  // are sequentially consistent, so that one of the two sees the other.
   if (counters_.running.fetch_add(1, std::memory_order_seq_cst) >= options_.max_transfers) {
     counters_.running.fetch_sub(1, std::memory_order_release);
     return Status(Code::kWouldBlock, std::to_string(options_.max_transfers) +
@@ -1161,7 +1163,7 @@ void EngineCore::stop(OperationSlot& slot, const Status& why) {
     retire(slot, why);
     return;
   }
-  Channel* channel = slot.channel.load(std::memory_order_acquire);
+  Channel* channel = slot.channel.load(std::memory_order_seq_cst);
   if (channel != nullptr && !slot.state.has_ended()) channel->abort(slot);
 }
 

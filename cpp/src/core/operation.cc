@@ -12,7 +12,7 @@ void Operation::fail(Status why) {
   std::lock_guard lock(failure_mutex_);
   if (!failure_.is_ok()) return;
   failure_ = std::move(why);
-  failed_.store(true, std::memory_order_release);
+  failed_.store(true, std::memory_order_seq_cst);
 }
 
 Status Operation::failure() const {

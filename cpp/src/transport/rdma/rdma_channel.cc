@@ -135,7 +135,8 @@ void RdmaChannel::post(Operation& operation) {
   progress.local.assign(keys.begin(), keys.end());
   progress.operation = &operation;
   operation.progress = &progress;
-  operation.channel.store(this, std::memory_order_release);
+  // Sequentially consistent: who failed it and saw no channel is seen by the look below.
+  operation.channel.store(this, std::memory_order_seq_cst);
   progress.running_at = static_cast<std::uint32_t>(shared_.running.size());
   shared_.running.push_back(&progress);
   if (shared_.is_lost) {
