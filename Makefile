@@ -44,18 +44,19 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-core test-python test-asan test-tsan test-rdma \
-        test-rdma-demo lint bench bench-core bench-rdma stub clean \
+        test-rdma-demo test-aarch64 lint bench bench-core bench-rdma stub clean \
         distclean gtest verbs
 
 help:
 	@echo "make demo         a real prefill/decode split on one host"
-	@echo "make test         all tests: test-core, test-rdma, then test-python"
+	@echo "make test         all tests: test-core, test-aarch64, test-rdma, then test-python"
 	@echo "make test-core    C++ unit and conformance tests"
 	@echo "make test-rdma    the rdma transport on real verbs: Soft-RoCE in a QEMU guest"
 	@echo "make test-rdma-demo  the demo across two guests as two hosts; ten minutes, not part of test"
 	@echo "make test-python  Python and layout tests, on the installed package"
 	@echo "make test-asan    C++ tests under AddressSanitizer and UBSan"
 	@echo "make test-tsan    C++ tests under ThreadSanitizer"
+	@echo "make test-aarch64 C++ unit tests compiled for 64-bit ARM, under QEMU"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        C++ benchmarks; BENCH_ARGS='...' goes to kvzc_bench"
 	@echo "make bench-rdma   the rdma transport beside bare verbs, in a QEMU guest; BENCH_ARGS likewise"
@@ -98,7 +99,7 @@ gtest:
 demo: $(VENV)/.installed
 	@$(PY) -m kvzc demo
 
-test: test-core test-rdma test-python
+test: test-core test-aarch64 test-rdma test-python
 
 # $(call build,<folder>,<cmake options>)
 build = cmake -S . -B build/$(1) -G Ninja $(2) && cmake --build build/$(1)
@@ -107,6 +108,11 @@ ctest = ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 test-core: $(VENV)/.tools gtest verbs
 	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
 	$(CPP_LIMIT) $(call ctest,core)
+
+test-aarch64: $(VENV)/.tools gtest verbs
+	-$(call need,command -v aarch64-linux-gnu-g++,g++-aarch64-linux-gnu)
+	-$(call need,command -v qemu-aarch64,qemu-user)
+	$(CPP_LIMIT) tests/aarch64/run.sh
 
 test-rdma: $(VENV)/.installed gtest verbs
 	$(call build,core,-DKVZC_TESTS=ON -DKVZC_WERROR=ON)
