@@ -1,6 +1,12 @@
 // What the binding files share. Casts and the GIL live here; decisions live in the core.
 #pragma once
 
+#include <Python.h>
+
+#ifdef Py_GIL_DISABLED
+#error "kvzc is not for free-threaded CPython yet: build with the ordinary one (3.13, not 3.13t)"
+#endif
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>

@@ -12,6 +12,15 @@ can be read. The functions here act on a default engine, made at first use; each
 """
 
 import atexit as _atexit
+import sys as _sys
+
+# Before the core: for want of one that such an interpreter can load, the reason would not show.
+if "t" in _sys.abiflags:
+    raise ImportError(
+        "this is a free-threaded Python, for which kvzc is not made yet: its bindings lean on the "
+        "GIL, and their tests have not passed without it. Use the ordinary build of the same "
+        "version (python3.13, not python3.13t)"
+    )
 
 from ._core import (
     NOW,
