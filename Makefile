@@ -22,6 +22,7 @@ TIMEOUT      := timeout --kill-after=10 $(shell test -t 0 && echo --foreground)
 CPP_LIMIT    := $(TIMEOUT) 30m
 PYTHON_LIMIT := $(TIMEOUT) 20m
 RDMA_LIMIT   := $(TIMEOUT) 20m
+WHEEL_LIMIT  := $(TIMEOUT) 60m
 
 # What ends up in the installed package. Folders are listed too: theirs is the date that a deletion changes.
 PACKAGE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp python -name __pycache__ -prune -o -print)
@@ -43,13 +44,14 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core test-python test-asan test-tsan test-rdma \
-        test-rdma-demo test-aarch64 lint bench bench-core bench-rdma stub clean \
+.PHONY: help demo test test-all test-core test-python test-asan test-tsan test-rdma \
+        test-rdma-demo test-aarch64 test-wheel lint bench bench-core bench-rdma stub clean \
         distclean gtest verbs
 
 help:
 	@echo "make demo         a real prefill/decode split on one host"
 	@echo "make test         all tests: test-core, test-aarch64, test-rdma, then test-python"
+	@echo "make test-all     the same, test-asan, test-tsan and test-wheel"
 	@echo "make test-core    C++ unit and conformance tests"
 	@echo "make test-rdma    the rdma transport on real verbs: Soft-RoCE in a QEMU guest"
 	@echo "make test-rdma-demo  the demo across two guests as two hosts; ten minutes, not part of test"
@@ -57,6 +59,7 @@ help:
 	@echo "make test-asan    C++ tests under AddressSanitizer and UBSan"
 	@echo "make test-tsan    C++ tests under ThreadSanitizer"
 	@echo "make test-aarch64 C++ unit tests compiled for 64-bit ARM, under QEMU"
+	@echo "make test-wheel   the wheel in a clean environment of each CPython, 3.10 to 3.13"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        C++ benchmarks; BENCH_ARGS='...' goes to kvzc_bench"
 	@echo "make bench-rdma   the rdma transport beside bare verbs, in a QEMU guest; BENCH_ARGS likewise"
@@ -101,6 +104,8 @@ demo: $(VENV)/.installed
 
 test: test-core test-aarch64 test-rdma test-python
 
+test-all: test test-asan test-tsan test-wheel
+
 # $(call build,<folder>,<cmake options>)
 build = cmake -S . -B build/$(1) -G Ninja $(2) && cmake --build build/$(1)
 ctest = ctest --test-dir build/$(1) --output-on-failure --no-tests=error
@@ -138,6 +143,10 @@ test-tsan: $(VENV)/.tools gtest
 
 test-python: $(VENV)/.installed
 	$(PYTHON_LIMIT) $(PY) -m pytest
+
+# WHEEL_PYTHON="3.11 3.12" tries just these, and wants them all.
+test-wheel:
+	$(WHEEL_LIMIT) $(PYTHON) tests/wheel/run.py $(WHEEL_PYTHON)
 
 lint: $(VENV)/.installed
 	ruff check $(PATHS)
