@@ -19,39 +19,79 @@
 
 namespace kvzc {
 
-// X(enumerator, name as in torch, bytes). The order is the wire's: append, never reorder.
-#define KVZC_DTYPES(X)                   \
-  X(kUint8, uint8, 1)                    \
-  X(kInt8, int8, 1)                      \
-  X(kBool, bool, 1)                      \
-  X(kInt16, int16, 2)                    \
-  X(kUint16, uint16, 2)                  \
-  X(kInt32, int32, 4)                    \
-  X(kUint32, uint32, 4)                  \
-  X(kInt64, int64, 8)                    \
-  X(kUint64, uint64, 8)                  \
-  X(kFloat16, float16, 2)                \
-  X(kBfloat16, bfloat16, 2)              \
-  X(kFloat32, float32, 4)                \
-  X(kFloat64, float64, 8)                \
-  X(kComplex64, complex64, 8)            \
-  X(kComplex128, complex128, 16)         \
-  X(kFloat8E4m3fn, float8_e4m3fn, 1)     \
-  X(kFloat8E5m2, float8_e5m2, 1)         \
-  X(kFloat8E4m3fnuz, float8_e4m3fnuz, 1) \
-  X(kFloat8E5m2fnuz, float8_e5m2fnuz, 1) \
-  X(kFloat8E8m0fnu, float8_e8m0fnu, 1)   \
-  X(kComplex32, complex32, 4)
+// X(enumerator, name as in torch and ml_dtypes, bytes). The order is the wire's: append, never
+// reorder.
+#define KVZC_DTYPES(X)                           \
+  X(kUint8, uint8, 1)                            \
+  X(kInt8, int8, 1)                              \
+  X(kBool, bool, 1)                              \
+  X(kInt16, int16, 2)                            \
+  X(kUint16, uint16, 2)                          \
+  X(kInt32, int32, 4)                            \
+  X(kUint32, uint32, 4)                          \
+  X(kInt64, int64, 8)                            \
+  X(kUint64, uint64, 8)                          \
+  X(kFloat16, float16, 2)                        \
+  X(kBfloat16, bfloat16, 2)                      \
+  X(kFloat32, float32, 4)                        \
+  X(kFloat64, float64, 8)                        \
+  X(kComplex64, complex64, 8)                    \
+  X(kComplex128, complex128, 16)                 \
+  X(kFloat8E4m3fn, float8_e4m3fn, 1)             \
+  X(kFloat8E5m2, float8_e5m2, 1)                 \
+  X(kFloat8E4m3fnuz, float8_e4m3fnuz, 1)         \
+  X(kFloat8E5m2fnuz, float8_e5m2fnuz, 1)         \
+  X(kFloat8E8m0fnu, float8_e8m0fnu, 1)           \
+  X(kComplex32, complex32, 4)                    \
+  X(kFloat8E3m4, float8_e3m4, 1)                 \
+  X(kFloat8E4m3, float8_e4m3, 1)                 \
+  X(kFloat8E4m3b11fnuz, float8_e4m3b11fnuz, 1)   \
+  X(kFloat4E2m1fnX2, float4_e2m1fn_x2, 1)
 
-enum class DType : std::uint8_t {
+// What an element is. Bytes move as they are, so two sides need the same type, nothing more. Besides
+// the types above there are records: elements of any size, told apart by a fingerprint of
+// their description.
+class DType {
+ public:
+  enum Number : std::uint8_t {
 #define KVZC_ENUM(code, name, nbytes) code,
-  KVZC_DTYPES(KVZC_ENUM)
+    KVZC_DTYPES(KVZC_ENUM)
 #undef KVZC_ENUM
+    kRecord = 255
+  };
+
+  // Requires: not kRecord.
+  constexpr DType(Number number = kUint8) : nbytes_(kNbytes[number]), number_(number) {}
+  constexpr DType(std::uint32_t record_nbytes, std::uint64_t fingerprint)
+      : fingerprint_(fingerprint), nbytes_(record_nbytes), number_(kRecord) {}
+
+  constexpr Number number() const { return number_; }
+  constexpr std::uint32_t nbytes() const { return nbytes_; }
+  constexpr std::uint64_t fingerprint() const { return fingerprint_; }  // 0 unless a record.
+  constexpr bool is_record() const { return number_ == kRecord; }
+  friend constexpr bool operator==(const DType&, const DType&) = default;
+
+ private:
+  static constexpr std::uint32_t kNbytes[] = {
+#define KVZC_NBYTES(code, name, nbytes) nbytes,
+      KVZC_DTYPES(KVZC_NBYTES)
+#undef KVZC_NBYTES
+  };
+
+  std::uint64_t fingerprint_ = 0;
+  std::uint32_t nbytes_;
+  Number number_;
 };
 
-std::string_view dtype_name(DType dtype);
-std::uint32_t dtype_nbytes(DType dtype);
+// Gives the record of `nbytes` that `description` describes: same text, same type.
+// Errors: kInvalidArgument for 0 bytes.
+Result<DType> record_dtype(std::uint32_t nbytes, std::string_view description);
+
+// "float32", and for records "record24-" with 16 hexadecimal digits.
+std::string dtype_name(DType dtype);
+constexpr std::uint32_t dtype_nbytes(DType dtype) { return dtype.nbytes(); }
 std::optional<DType> dtype_from_name(std::string_view name);
+// Gives none for records too, whose number does not say which.
 std::optional<DType> dtype_from_wire(std::uint8_t number);
 
 using IndexList = std::shared_ptr<const std::vector<std::int64_t>>;

@@ -19,7 +19,11 @@ constexpr std::size_t kMaxAxes = 32;
 
 // What tensors of a group share is written once: dtype and axes.
 void encode_layout(ByteWriter& out, const TensorView& tensor) {
-  out.u8(static_cast<std::uint8_t>(tensor.dtype));
+  out.u8(tensor.dtype.number());
+  if (tensor.dtype.is_record()) {
+    out.varint(tensor.dtype.nbytes());
+    out.u64(tensor.dtype.fingerprint());
+  }
   out.u8(static_cast<std::uint8_t>(tensor.axes.size()));
   for (const Axis& axis : tensor.axes) {
     out.u8(axis.list ? 1 : 0);
@@ -35,10 +39,19 @@ void encode_layout(ByteWriter& out, const TensorView& tensor) {
 }
 
 bool decode_layout(ByteReader& in, TensorView* tensor) {
-  const auto dtype = dtype_from_wire(in.u8());
+  const std::uint8_t number = in.u8();
+  if (number == DType::kRecord) {
+    const std::uint64_t nbytes = in.varint();
+    const std::uint64_t fingerprint = in.u64();
+    if (nbytes == 0 || nbytes > UINT32_MAX) return false;
+    tensor->dtype = DType(static_cast<std::uint32_t>(nbytes), fingerprint);
+  } else {
+    const auto dtype = dtype_from_wire(number);
+    if (!dtype) return false;
+    tensor->dtype = *dtype;
+  }
   const std::size_t axis_count = in.u8();
-  if (!dtype || axis_count > kMaxAxes) return false;
-  tensor->dtype = *dtype;
+  if (axis_count > kMaxAxes) return false;
   for (std::size_t i = 0; i < axis_count; ++i) {
     Axis axis;
     const std::uint8_t kind = in.u8();

@@ -2,23 +2,23 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <memory_resource>
 
 #include "base/checked_math.h"
+#include "base/sha256.h"
 
 namespace kvzc {
 namespace {
 
-struct DTypeInfo {
-  std::string_view name;
-  std::uint32_t nbytes;
+constexpr std::string_view kNames[] = {
+#define KVZC_NAME(code, name, nbytes) #name,
+    KVZC_DTYPES(KVZC_NAME)
+#undef KVZC_NAME
 };
+static_assert(std::size(kNames) < DType::kRecord);
 
-constexpr DTypeInfo kDTypes[] = {
-#define KVZC_INFO(code, name, nbytes) {#name, nbytes},
-    KVZC_DTYPES(KVZC_INFO)
-#undef KVZC_INFO
-};
+constexpr std::string_view kRecordPrefix = "record";
 
 // The smallest and largest position on an axis, in strides, 0 included: so that no partial sum of
 // an element's offset lies outside either. Requires: size > 0.
@@ -35,20 +35,45 @@ Status wraps(const TensorView& view) {
 
 }  // namespace
 
-std::string_view dtype_name(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].name; }
+Result<DType> record_dtype(std::uint32_t nbytes, std::string_view description) {
+  if (nbytes == 0) return Status(Code::kInvalidArgument, "an element without bytes is no element");
+  const Digest digest = sha256(std::as_bytes(std::span(description)));
+  std::uint64_t fingerprint = 0;
+  for (std::size_t i = 0; i < sizeof fingerprint; ++i) {
+    fingerprint = (fingerprint << 8) | std::to_integer<std::uint64_t>(digest[i]);
+  }
+  return DType(nbytes, fingerprint);
+}
 
-std::uint32_t dtype_nbytes(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].nbytes; }
+std::string dtype_name(DType dtype) {
+  if (!dtype.is_record()) return std::string(kNames[dtype.number()]);
+  std::string out(kRecordPrefix);
+  out += std::to_string(dtype.nbytes()) + '-';
+  for (int shift = 60; shift >= 0; shift -= 4) {
+    out += "0123456789abcdef"[(dtype.fingerprint() >> shift) & 15];
+  }
+  return out;
+}
 
 std::optional<DType> dtype_from_name(std::string_view name) {
-  for (std::size_t i = 0; i < std::size(kDTypes); ++i) {
-    if (kDTypes[i].name == name) return static_cast<DType>(i);
+  for (std::size_t i = 0; i < std::size(kNames); ++i) {
+    if (kNames[i] == name) return static_cast<DType::Number>(i);
   }
-  return std::nullopt;
+  if (!name.starts_with(kRecordPrefix)) return std::nullopt;
+  const char* const end = name.data() + name.size();
+  std::uint32_t nbytes = 0;
+  std::uint64_t fingerprint = 0;
+  const auto size = std::from_chars(name.data() + kRecordPrefix.size(), end, nbytes);
+  if (size.ec != std::errc() || size.ptr == end) return std::nullopt;
+  (void)std::from_chars(size.ptr + 1, end, fingerprint, 16);
+  const DType record(nbytes, fingerprint);
+  // Whatever was read wrongly shows here.
+  return nbytes > 0 && dtype_name(record) == name ? std::optional(record) : std::nullopt;
 }
 
 std::optional<DType> dtype_from_wire(std::uint8_t number) {
-  if (number >= std::size(kDTypes)) return std::nullopt;
-  return static_cast<DType>(number);
+  if (number >= std::size(kNames)) return std::nullopt;
+  return static_cast<DType::Number>(number);
 }
 
 std::int64_t TensorView::numel() const {
@@ -65,7 +90,7 @@ std::vector<std::int64_t> TensorView::shape() const {
 }
 
 std::string TensorView::describe() const {
-  std::string out(dtype_name(dtype));
+  std::string out = dtype_name(dtype);
   out += '[';
   for (std::size_t i = 0; i < axes.size(); ++i) {
     if (i != 0) out += ", ";

@@ -171,9 +171,13 @@ TEST(Handle, HasNamesInUtf8Only) {
 }
 
 TEST(Handle, ComesBackForEveryDTypeAndAccess) {
-  for (int number = 0; number <= static_cast<int>(DType::kComplex32); ++number) {
+  std::vector<DType> dtypes = {*record_dtype(24, "some"), DType(1, 0), DType(1u << 31, ~0ull)};
+  for (int number = 0; number <= DType::kFloat4E2m1fnX2; ++number) {
+    dtypes.push_back(*dtype_from_wire(static_cast<std::uint8_t>(number)));
+  }
+  for (const DType dtype : dtypes) {
     for (const Access access : {Access::kPut, Access::kGet, Access::kBoth}) {
-      HandleInfo info = info_of(View{{contiguous(static_cast<DType>(number), {2})}, {}});
+      HandleInfo info = info_of(View{{contiguous(dtype, {1})}, {}});
       info.access = access;
       Result<HandleInfo> back = decode_handle(must_encode(info));
       ASSERT_TRUE(back.is_ok()) << back.status().to_string();
@@ -337,6 +341,7 @@ struct Forged {
   std::uint64_t offset = 0;
   std::uint8_t access = 3;
   std::uint8_t dtype_number = 0;
+  std::uint64_t record_nbytes = 1;  // Of dtype number 255.
   std::uint64_t tensors = 1;
 };
 
@@ -358,6 +363,10 @@ std::vector<std::byte> forge(const Forged& what) {
   for (const std::uint64_t nbytes : what.storages) out.varint(nbytes);
   out.varint(1);
   out.u8(what.dtype_number);
+  if (what.dtype_number == DType::kRecord) {
+    out.varint(what.record_nbytes);
+    out.u64(77);
+  }
   out.u8(static_cast<std::uint8_t>(what.axes.size()));
   for (const Forged::ForgedAxis& axis : what.axes) {
     out.u8(axis.kind);
@@ -467,8 +476,18 @@ TEST(ForgedHandle, IsRefusedWhenItsPartsDoNotExist) {
     EXPECT_EQ(decode_status(forge(forged)).code(), Code::kBadHandle) << access;
   }
   Forged dtype;
-  dtype.dtype_number = static_cast<std::uint8_t>(DType::kComplex32) + 1;
-  EXPECT_EQ(decode_status(forge(dtype)).code(), Code::kBadHandle);
+  for (const unsigned number : {DType::kFloat4E2m1fnX2 + 1u, 254u}) {
+    dtype.dtype_number = static_cast<std::uint8_t>(number);
+    EXPECT_EQ(decode_status(forge(dtype)).code(), Code::kBadHandle) << number;
+  }
+  dtype.dtype_number = DType::kRecord;
+  dtype.record_nbytes = 1000;
+  EXPECT_EQ(decode_status(forge(dtype)).code(), Code::kOk);
+  for (const std::uint64_t nbytes :
+       {std::uint64_t{0}, std::uint64_t{1001}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
+    dtype.record_nbytes = nbytes;
+    EXPECT_EQ(decode_status(forge(dtype)).code(), Code::kBadHandle) << nbytes;
+  }
   Forged kind;
   kind.axes = {{2, 1, 1, {}}};
   EXPECT_EQ(decode_status(forge(kind)).code(), Code::kBadHandle);
@@ -548,6 +567,11 @@ TEST(ForgedHandle, CanBeUsedWhenItWasTakenWhateverItsNumbers) {
     Forged forged;
     forged.storages = {random.pick(storages)};
     forged.dtype_number = static_cast<std::uint8_t>(random.between(0, 14));
+    if (random.one_in(5)) {
+      forged.dtype_number = DType::kRecord;
+      forged.record_nbytes = static_cast<std::uint64_t>(
+          random.one_in(3) ? random.between(0, std::int64_t{1} << 33) : random.between(0, 40));
+    }
     for (std::int64_t axes = random.between(0, 3); axes > 0; --axes) {
       Forged::ForgedAxis axis;
       axis.size = static_cast<std::uint64_t>(random.between(0, 3));

@@ -944,17 +944,45 @@ TEST(DType, HasANameASizeAndANumberEach) {
     const auto dtype = dtype_from_wire(static_cast<std::uint8_t>(number));
     if (!dtype) continue;
     ++count;
-    EXPECT_EQ(static_cast<int>(*dtype), number);
+    EXPECT_EQ(dtype->number(), number);
     EXPECT_EQ(dtype_from_name(dtype_name(*dtype)), dtype);
     EXPECT_GT(dtype_nbytes(*dtype), 0u);
   }
-  EXPECT_EQ(count, static_cast<int>(DType::kComplex32) + 1);
+  EXPECT_EQ(count, DType::kFloat4E2m1fnX2 + 1);
   EXPECT_FALSE(dtype_from_name("float").has_value());
   EXPECT_FALSE(dtype_from_name("").has_value());
   EXPECT_EQ(dtype_nbytes(DType::kBfloat16), 2u);
   // The numbers travel.
   EXPECT_EQ(static_cast<int>(DType::kBfloat16), 10);
   EXPECT_EQ(static_cast<int>(DType::kFloat8E4m3fn), 15);
+  EXPECT_EQ(static_cast<int>(DType::kComplex32), 20);
+  EXPECT_EQ(static_cast<int>(DType::kFloat4E2m1fnX2), 24);
+}
+
+TEST(DType, ARecordIsWhatItsSizeAndDescriptionSay) {
+  const DType record = *record_dtype(24, "k at 0, v at 12");
+  EXPECT_TRUE(record.is_record());
+  EXPECT_EQ(record.nbytes(), 24u);
+  EXPECT_EQ(record, *record_dtype(24, "k at 0, v at 12"));
+  EXPECT_NE(record, *record_dtype(24, "k at 0, v at 16"));
+  EXPECT_NE(record, *record_dtype(25, "k at 0, v at 12"));
+  EXPECT_NE(*record_dtype(1, ""), DType(DType::kUint8));
+  EXPECT_EQ(record_dtype(0, "nothing").status().code(), Code::kInvalidArgument);
+  // The fingerprint travels: the beginning of the SHA-256 of "abc".
+  EXPECT_EQ(dtype_name(*record_dtype(4294967295, "abc")), "record4294967295-ba7816bf8f01cfea");
+}
+
+TEST(DType, OfARecordComesBackFromItsNameAndFromNoOther) {
+  for (const DType record : {*record_dtype(24, "x"), DType(1, 0), DType(UINT32_MAX, ~0ull)}) {
+    EXPECT_EQ(dtype_from_name(dtype_name(record)), record);
+  }
+  for (const char* name :
+       {"record", "record24", "record24-", "record-0123456789abcdef", "record0-0123456789abcdef",
+        "record24-0123456789abcde", "record24-0123456789abcdef0", "record24-0123456789abcdeg",
+        "record24-0123456789ABCDEF", "record024-0123456789abcdef", "record+4-0123456789abcdef",
+        "record24_0123456789abcdef", "record4294967296-0123456789abcdef"}) {
+    EXPECT_FALSE(dtype_from_name(name).has_value()) << name;
+  }
 }
 
 TEST(View, AddsUpTheBytesOfAllItsTensors) {
