@@ -62,6 +62,8 @@ struct RemoteView {
   static Result<RemoteView> from_bytes(std::span<const std::byte> bytes);
   static Result<RemoteView> from_text(std::string_view text);
   Result<RemoteView> index(std::span<const Index> indices) const;
+  Result<RemoteView> permute(std::span<const std::int64_t> dims) const;
+  Result<RemoteView> view_as(DType dtype) const;
 };
 
 // Gives 32 hexadecimal digits.

@@ -88,6 +88,8 @@ struct LocalView {
   View view;
 
   Result<LocalView> index(std::span<const Index> indices) const;
+  Result<LocalView> permute(std::span<const std::int64_t> dims) const;
+  Result<LocalView> view_as(DType dtype) const;
 };
 
 }  // namespace kvzc

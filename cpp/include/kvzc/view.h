@@ -158,6 +158,18 @@ using Index = std::variant<std::int64_t, Slice, Ellipsis, IndexList, std::string
 // Errors: kOutOfRange beyond the shape, kInvalidArgument for an index of the wrong kind.
 Result<View> index_view(const View& view, std::span<const Index> indices);
 
+// Gives the view with its axes in another order: axis i of the result is axis dims[i]. In a group,
+// of each tensor.
+// Errors: kInvalidArgument unless `dims` names each axis once, kOutOfRange for an axis that is not
+// there; negative ones count from the end.
+Result<View> permute_view(const View& view, std::span<const std::int64_t> dims);
+
+// Gives the same bytes as elements of another type; where the sizes differ the last axis grows or
+// shrinks. In a group, of each tensor.
+// Errors: kInvalidArgument, with the remedy, where the sizes differ and the last axis is not
+// contiguous, or its bytes are no multiple of the new size.
+Result<View> view_as(const View& view, DType dtype);
+
 // --- Pairing ---
 
 // Refuses two views that differ in number of tensors, shapes or dtypes. Errors: kLayoutMismatch.

@@ -298,10 +298,25 @@ Result<RemoteView> RemoteView::from_text(std::string_view text) {
   return from_bytes(*bytes);
 }
 
+namespace {
+
+Result<RemoteView> of_same_grant(const RemoteView& view, Result<View> changed) {
+  if (!changed.is_ok()) return changed.status();
+  return RemoteView{view.handle, changed.take()};
+}
+
+}  // namespace
+
 Result<RemoteView> RemoteView::index(std::span<const Index> indices) const {
-  Result<View> indexed = index_view(view, indices);
-  if (!indexed.is_ok()) return indexed.status();
-  return RemoteView{handle, indexed.take()};
+  return of_same_grant(*this, index_view(view, indices));
+}
+
+Result<RemoteView> RemoteView::permute(std::span<const std::int64_t> dims) const {
+  return of_same_grant(*this, permute_view(view, dims));
+}
+
+Result<RemoteView> RemoteView::view_as(DType dtype) const {
+  return of_same_grant(*this, kvzc::view_as(view, dtype));
 }
 
 std::string incarnation_text(const Incarnation& incarnation) {

@@ -32,10 +32,25 @@ std::shared_ptr<SharedAllocation> SharedAllocator::find(const std::byte* data,
   return range_fits(offset, nbytes, found->nbytes()) ? found : nullptr;
 }
 
+namespace {
+
+Result<LocalView> of_same_memory(const LocalView& view, Result<View> changed) {
+  if (!changed.is_ok()) return changed.status();
+  return LocalView{view.memory, changed.take()};
+}
+
+}  // namespace
+
 Result<LocalView> LocalView::index(std::span<const Index> indices) const {
-  Result<View> indexed = index_view(view, indices);
-  if (!indexed.is_ok()) return indexed.status();
-  return LocalView{memory, indexed.take()};
+  return of_same_memory(*this, index_view(view, indices));
+}
+
+Result<LocalView> LocalView::permute(std::span<const std::int64_t> dims) const {
+  return of_same_memory(*this, permute_view(view, dims));
+}
+
+Result<LocalView> LocalView::view_as(DType dtype) const {
+  return of_same_memory(*this, kvzc::view_as(view, dtype));
 }
 
 }  // namespace kvzc

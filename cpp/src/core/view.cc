@@ -368,6 +368,105 @@ Result<View> index_view(const View& view, std::span<const Index> indices) {
   return out;
 }
 
+// --- Other views of the same bytes ---
+
+namespace {
+
+Result<TensorView> permute_tensor(const TensorView& view, std::span<const std::int64_t> dims) {
+  const auto count = static_cast<std::int64_t>(view.axes.size());
+  if (dims.size() != view.axes.size()) {
+    return Status(Code::kInvalidArgument, "permute() of " + view.describe() + " takes " +
+                                              std::to_string(count) + " axes, each once, not " +
+                                              std::to_string(dims.size()));
+  }
+  TensorView out;
+  out.dtype = view.dtype;
+  out.storage = view.storage;
+  out.offset = view.offset;
+  out.axes.reserve(view.axes.size());
+  std::vector<bool> is_taken(view.axes.size(), false);
+  for (const std::int64_t dim : dims) {
+    if (dim < -count || dim >= count) {
+      return Status(Code::kOutOfRange,
+                    "axis " + std::to_string(dim) + " is none of those of " + view.describe());
+    }
+    const auto axis = static_cast<std::size_t>(dim < 0 ? dim + count : dim);
+    if (is_taken[axis]) {
+      return Status(Code::kInvalidArgument, "permute() names axis " + std::to_string(axis) +
+                                                " twice; each axis is named once");
+    }
+    is_taken[axis] = true;
+    out.axes.push_back(view.axes[axis]);
+  }
+  return out;
+}
+
+Result<TensorView> view_tensor_as(const TensorView& view, DType dtype) {
+  TensorView out = view;
+  out.dtype = dtype;
+  const auto old_item = static_cast<std::int64_t>(view.dtype.nbytes());
+  const auto item = static_cast<std::int64_t>(dtype.nbytes());
+  if (item == old_item) return out;
+  const std::string what = view.describe() + " as " + dtype_name(dtype);
+  if (view.axes.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "no view of " + what + ": the sizes of the elements differ, and there is no axis "
+                                         "that could grow or shrink");
+  }
+  const bool is_empty = view.numel() == 0;
+  Axis& last = out.axes.back();
+  // A single position, or none, lies next to nothing: it may have any stride.
+  if (last.size > 1 && !is_empty && (last.list || last.stride != old_item)) {
+    return Status(Code::kInvalidArgument,
+                  "no view of " + what +
+                      ": the sizes of the elements differ, and the last axis is not contiguous; "
+                      "take the view first and index or permute it then");
+  }
+  // It fits: extents are checked with the size of an element.
+  const std::int64_t nbytes = last.size * old_item;
+  if (nbytes % item != 0) {
+    return Status(Code::kInvalidArgument,
+                  "no view of " + what + ": the last axis has " + std::to_string(nbytes) +
+                      " bytes, no multiple of " + std::to_string(item));
+  }
+  if (last.list && !is_empty) out.offset += (*last.list)[0] * last.stride;
+  last = {nbytes / item, item, nullptr};
+  // An empty view has no bytes that its other axes would be bounded by.
+  std::int64_t total = item;
+  for (const Axis& axis : out.axes) {
+    if (multiply_overflows(total, std::max<std::int64_t>(axis.size, 1), &total)) return wraps(out);
+  }
+  return out;
+}
+
+// Each tensor as `change` makes it; an error says which it was.
+template <typename Change>
+Result<View> change_each(const View& view, const Change& change) {
+  View out;
+  out.names = view.names;
+  out.tensors.reserve(view.tensors.size());
+  for (std::size_t i = 0; i < view.tensors.size(); ++i) {
+    Result<TensorView> tensor = change(view.tensors[i]);
+    if (!tensor.is_ok()) {
+      if (!view.is_group()) return tensor.status();
+      return Status(tensor.status().code(),
+                    "tensor '" + view.names[i] + "': " + std::string(tensor.status().text()));
+    }
+    out.tensors.push_back(tensor.take());
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<View> permute_view(const View& view, std::span<const std::int64_t> dims) {
+  return change_each(view, [dims](const TensorView& each) { return permute_tensor(each, dims); });
+}
+
+Result<View> view_as(const View& view, DType dtype) {
+  return change_each(view, [dtype](const TensorView& each) { return view_tensor_as(each, dtype); });
+}
+
 // --- Pairing ---
 
 Status check_same_layout(const View& source, const View& target) {

@@ -525,8 +525,14 @@ void use(const HandleInfo& info) {
     if (indexed.is_ok()) {
       EXPECT_FALSE(indexed->tensors[0].describe().empty());
     }
+    for (const DType dtype : {DType(DType::kUint8), DType(DType::kComplex128), DType(3, 0)}) {
+      const Result<View> other = view_as(View{{tensor}, {}}, dtype);
+      if (!other.is_ok()) continue;
+      ASSERT_EQ(other->nbytes(), tensor.nbytes());
+      ASSERT_TRUE(check_within(other->tensors[0], info.storage_nbytes[tensor.storage]).is_ok());
+    }
     // More would only be slow: these two look at each element when it must be.
-    if (tensor.numel() > 4096) continue;
+    if (tensor.numel() > 4096 || tensor.nbytes() > (1 << 20)) continue;
     (void)check_no_overlap(tensor).is_ok();
     const TensorView local = contiguous(tensor.dtype, tensor.shape());
     std::vector<std::byte> memory(local.nbytes() + 1);

@@ -898,6 +898,176 @@ TEST(CheckNoOverlap, RefusesAnExpandedTargetOfAnySizeAtOnce) {
 }
 #endif
 
+// --- permute_view, view_as ---
+
+// Some indexed view, not seldom with lists, and the size of its storage.
+TensorView random_indexed(test::Random& random, std::uint64_t* storage_nbytes) {
+  for (;;) {
+    TensorView tensor = random_view(random);
+    *storage_nbytes = settle(&tensor, random.between(0, 40));
+    tensor.storage = 5;
+    Result<View> indexed =
+        index_view(View{{tensor}, {}}, random_indices(random, tensor.shape()));
+    if (indexed.is_ok()) return indexed->tensors[0];
+  }
+}
+
+TEST(PermuteView, PutsAxesIntoAnotherOrderAndElementsWithThem) {
+  test::Random random(20251);
+  KVZC_TRACE_SEED(random);
+  for (int round = 0; round < 5'000; ++round) {
+    std::uint64_t storage_nbytes;
+    const TensorView view = random_indexed(random, &storage_nbytes);
+    const std::size_t count = view.axes.size();
+    std::vector<std::int64_t> order;
+    for (std::size_t i = 0; i < count; ++i) order.push_back(static_cast<std::int64_t>(i));
+    std::shuffle(order.begin(), order.end(), random.engine);
+    std::vector<std::int64_t> dims = order;
+    for (std::int64_t& dim : dims) {
+      if (random.one_in(3)) dim -= static_cast<std::int64_t>(count);
+    }
+    Result<View> got = permute_view(View{{view}, {}}, dims);
+    ASSERT_TRUE(got.is_ok()) << describe(view) << ": " << got.status().to_string();
+    const TensorView& permuted = got->tensors[0];
+    ASSERT_EQ(permuted.dtype, view.dtype);
+    ASSERT_EQ(permuted.storage, 5u);
+    ASSERT_EQ(permuted.axes.size(), count);
+    ASSERT_TRUE(check_within(permuted, storage_nbytes).is_ok()) << describe(permuted);
+    // Element (i, j, ...) of the result is the one at those places of the axes that it took.
+    const std::vector<std::int64_t> before = offsets_of(view);
+    const std::vector<std::int64_t> after = offsets_of(permuted);
+    ASSERT_EQ(after.size(), before.size());
+    std::vector<std::int64_t> at(count, 0);
+    for (const std::int64_t offset : after) {
+      std::int64_t flat = 0;
+      for (std::size_t axis = 0; axis < count; ++axis) {
+        const auto place = std::find(order.begin(), order.end(), static_cast<std::int64_t>(axis));
+        flat = flat * view.axes[axis].size + at[static_cast<std::size_t>(place - order.begin())];
+      }
+      ASSERT_EQ(offset, before[static_cast<std::size_t>(flat)]) << describe(view);
+      for (std::size_t axis = count; axis > 0; --axis) {
+        if (++at[axis - 1] < permuted.axes[axis - 1].size) break;
+        at[axis - 1] = 0;
+      }
+    }
+  }
+}
+
+TEST(PermuteView, NamesEachAxisOnce) {
+  const View view{{contiguous(DType::kFloat32, {2, 3, 4})}, {}};
+  const auto code = [&view](std::vector<std::int64_t> dims) {
+    return permute_view(view, dims).status().code();
+  };
+  EXPECT_EQ(code({2, 0, 1}), Code::kOk);
+  EXPECT_EQ(code({-1, -3, 1}), Code::kOk);
+  EXPECT_EQ(code({0, 1}), Code::kInvalidArgument);
+  EXPECT_EQ(code({}), Code::kInvalidArgument);
+  EXPECT_EQ(code({0, 1, 2, 0}), Code::kInvalidArgument);
+  EXPECT_EQ(code({0, 1, 1}), Code::kInvalidArgument);
+  EXPECT_EQ(code({0, 1, -2}), Code::kInvalidArgument);
+  EXPECT_EQ(code({0, 1, 3}), Code::kOutOfRange);
+  EXPECT_EQ(code({0, 1, -4}), Code::kOutOfRange);
+  EXPECT_EQ(code({kLeast, kMost, 0}), Code::kOutOfRange);
+  EXPECT_TRUE(permute_view(View{{contiguous(DType::kUint8, {})}, {}}, {}).is_ok());
+}
+
+TEST(PermuteView, OfAGroupIsThatOfEachTensorAndSaysWhichCannot) {
+  View group{{contiguous(DType::kFloat32, {2, 3}), contiguous(DType::kUint8, {5, 7})}, {"k", "v"}};
+  const std::vector<std::int64_t> dims = {1, 0};
+  Result<View> got = permute_view(group, dims);
+  ASSERT_TRUE(got.is_ok());
+  EXPECT_EQ(got->names, group.names);
+  EXPECT_EQ(got->tensors[0].shape(), (std::vector<std::int64_t>{3, 2}));
+  EXPECT_EQ(got->tensors[1].shape(), (std::vector<std::int64_t>{7, 5}));
+  group.tensors[1] = contiguous(DType::kUint8, {5});
+  const Status status = permute_view(group, dims).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.text().find("'v'"), std::string_view::npos) << status.text();
+}
+
+// The offset of every byte, in the order of the elements.
+std::vector<std::int64_t> byte_offsets_of(const TensorView& view) {
+  std::vector<std::int64_t> out;
+  for (const std::int64_t at : offsets_of(view)) {
+    for (std::int64_t i = 0; i < view.dtype.nbytes(); ++i) out.push_back(at + i);
+  }
+  return out;
+}
+
+TEST(ViewAs, IsTheSameBytesInTheSameOrderOrARefusal) {
+  test::Random random(20252);
+  KVZC_TRACE_SEED(random);
+  std::vector<DType> types = kSomeDTypes;
+  types.push_back(*record_dtype(3, "three"));
+  types.push_back(*record_dtype(6, "six"));
+  int refused = 0;
+  int resized = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    std::uint64_t storage_nbytes;
+    const TensorView view = random_indexed(random, &storage_nbytes);
+    const DType dtype = random.pick(types);
+    const std::string what = describe(view) + " as " + dtype_name(dtype);
+    const std::int64_t last = view.axes.empty() ? 1 : view.axes.back().size;
+    const std::int64_t last_nbytes = last * view.dtype.nbytes();
+    bool is_possible = dtype.nbytes() == view.dtype.nbytes();
+    if (!is_possible && !view.axes.empty()) {
+      const bool is_contiguous =
+          view.numel() == 0 || last == 1 ||
+          (!view.axes.back().list && view.axes.back().stride == view.dtype.nbytes());
+      is_possible = is_contiguous && last_nbytes % dtype.nbytes() == 0;
+    }
+    Result<View> got = view_as(View{{view}, {}}, dtype);
+    ASSERT_EQ(got.is_ok(), is_possible) << what << ": " << got.status().to_string();
+    if (!is_possible) {
+      ++refused;
+      ASSERT_EQ(got.status().code(), Code::kInvalidArgument);
+      continue;
+    }
+    const TensorView& out = got->tensors[0];
+    std::vector<std::int64_t> shape = view.shape();
+    if (!shape.empty()) shape.back() = last_nbytes / dtype.nbytes();
+    if (dtype.nbytes() != view.dtype.nbytes()) ++resized;
+    ASSERT_EQ(out.shape(), shape) << what;
+    ASSERT_EQ(out.dtype, dtype) << what;
+    ASSERT_EQ(out.storage, 5u) << what;
+    ASSERT_EQ(byte_offsets_of(out), byte_offsets_of(view)) << what;
+    ASSERT_TRUE(check_within(out, storage_nbytes).is_ok()) << what;
+  }
+  EXPECT_GT(refused, 1000);
+  EXPECT_GT(resized, 1000);
+}
+
+TEST(ViewAs, RefusesWithTheRemedy) {
+  const auto text = [](const TensorView& view, DType dtype) {
+    return std::string(view_as(View{{view}, {}}, dtype).status().text());
+  };
+  const auto says = [&text](const TensorView& view, DType dtype, std::string_view part) {
+    const std::string whole = text(view, dtype);
+    EXPECT_NE(whole.find(part), std::string::npos) << whole;
+  };
+  says(contiguous(DType::kFloat32, {}), DType::kUint8, "no axis");
+  says(contiguous(DType::kUint8, {4, 3}), DType::kUint16, "3 bytes, no multiple of 2");
+  says(regular(DType::kFloat32, 0, {{4, 4}, {3, 16}}), DType::kUint8, "index or permute it then");
+  says(regular(DType::kFloat32, 0, {{4, 0}}), DType::kUint8, "not contiguous");
+  TensorView listed = contiguous(DType::kFloat32, {4});
+  listed.axes[0].list = list_of({0, 1, 2, 3});
+  says(listed, DType::kUint8, "not contiguous");
+  const View group{{contiguous(DType::kFloat32, {2}), contiguous(DType::kFloat32, {3})},
+                   {"k", "v"}};
+  EXPECT_NE(view_as(group, DType::kFloat64).status().text().find("'v'"), std::string_view::npos);
+  Result<View> bytes = view_as(group, DType::kUint8);
+  ASSERT_TRUE(bytes.is_ok());
+  EXPECT_EQ(bytes->names, group.names);
+  EXPECT_EQ(bytes->tensors[1].shape(), std::vector<std::int64_t>{12});
+}
+
+TEST(ViewAs, OfAnEmptyViewDoesNotWrap) {
+  const TensorView huge = regular(DType::kUint8, 0, {{kMost / 4, 0}, {0, 1}});
+  EXPECT_TRUE(extent_of(huge).is_ok());
+  EXPECT_EQ(view_as(View{{huge}, {}}, DType::kComplex128).status().code(), Code::kOutOfRange);
+  EXPECT_TRUE(view_as(View{{huge}, {}}, DType::kUint16).is_ok());
+}
+
 // --- check_same_layout ---
 
 TEST(CheckSameLayout, WantsTheSameNumberOfTensorsAndTheSameShapesAndDTypes) {
