@@ -21,36 +21,36 @@ namespace kvzc {
 
 // X(enumerator, name as in torch and ml_dtypes, bytes). The order is the wire's: append, never
 // reorder.
-#define KVZC_DTYPES(X)                           \
-  X(kUint8, uint8, 1)                            \
-  X(kInt8, int8, 1)                              \
-  X(kBool, bool, 1)                              \
-  X(kInt16, int16, 2)                            \
-  X(kUint16, uint16, 2)                          \
-  X(kInt32, int32, 4)                            \
-  X(kUint32, uint32, 4)                          \
-  X(kInt64, int64, 8)                            \
-  X(kUint64, uint64, 8)                          \
-  X(kFloat16, float16, 2)                        \
-  X(kBfloat16, bfloat16, 2)                      \
-  X(kFloat32, float32, 4)                        \
-  X(kFloat64, float64, 8)                        \
-  X(kComplex64, complex64, 8)                    \
-  X(kComplex128, complex128, 16)                 \
-  X(kFloat8E4m3fn, float8_e4m3fn, 1)             \
-  X(kFloat8E5m2, float8_e5m2, 1)                 \
-  X(kFloat8E4m3fnuz, float8_e4m3fnuz, 1)         \
-  X(kFloat8E5m2fnuz, float8_e5m2fnuz, 1)         \
-  X(kFloat8E8m0fnu, float8_e8m0fnu, 1)           \
-  X(kComplex32, complex32, 4)                    \
-  X(kFloat8E3m4, float8_e3m4, 1)                 \
-  X(kFloat8E4m3, float8_e4m3, 1)                 \
-  X(kFloat8E4m3b11fnuz, float8_e4m3b11fnuz, 1)   \
+#define KVZC_DTYPES(X)                         \
+  X(kUint8, uint8, 1)                          \
+  X(kInt8, int8, 1)                            \
+  X(kBool, bool, 1)                            \
+  X(kInt16, int16, 2)                          \
+  X(kUint16, uint16, 2)                        \
+  X(kInt32, int32, 4)                          \
+  X(kUint32, uint32, 4)                        \
+  X(kInt64, int64, 8)                          \
+  X(kUint64, uint64, 8)                        \
+  X(kFloat16, float16, 2)                      \
+  X(kBfloat16, bfloat16, 2)                    \
+  X(kFloat32, float32, 4)                      \
+  X(kFloat64, float64, 8)                      \
+  X(kComplex64, complex64, 8)                  \
+  X(kComplex128, complex128, 16)               \
+  X(kFloat8E4m3fn, float8_e4m3fn, 1)           \
+  X(kFloat8E5m2, float8_e5m2, 1)               \
+  X(kFloat8E4m3fnuz, float8_e4m3fnuz, 1)       \
+  X(kFloat8E5m2fnuz, float8_e5m2fnuz, 1)       \
+  X(kFloat8E8m0fnu, float8_e8m0fnu, 1)         \
+  X(kComplex32, complex32, 4)                  \
+  X(kFloat8E3m4, float8_e3m4, 1)               \
+  X(kFloat8E4m3, float8_e4m3, 1)               \
+  X(kFloat8E4m3b11fnuz, float8_e4m3b11fnuz, 1) \
   X(kFloat4E2m1fnX2, float4_e2m1fn_x2, 1)
 
 // What an element is. Bytes move as they are, so two sides need the same type, nothing more. Besides
-// the types above there are records: elements of any size, told apart by a fingerprint of
-// their description.
+// the types above there are records: elements of any size, told apart by a fingerprint of their
+// description.
 class DType {
  public:
   enum Number : std::uint8_t {

@@ -410,8 +410,9 @@ Result<TensorView> view_tensor_as(const TensorView& view, DType dtype) {
   const std::string what = view.describe() + " as " + dtype_name(dtype);
   if (view.axes.empty()) {
     return Status(Code::kInvalidArgument,
-                  "no view of " + what + ": the sizes of the elements differ, and there is no axis "
-                                         "that could grow or shrink");
+                  "no view of " + what +
+                      ": the sizes of the elements differ, and there is no axis that could grow or "
+                      "shrink");
   }
   const bool is_empty = view.numel() == 0;
   Axis& last = out.axes.back();
@@ -425,9 +426,9 @@ Result<TensorView> view_tensor_as(const TensorView& view, DType dtype) {
   // It fits: extents are checked with the size of an element.
   const std::int64_t nbytes = last.size * old_item;
   if (nbytes % item != 0) {
-    return Status(Code::kInvalidArgument,
-                  "no view of " + what + ": the last axis has " + std::to_string(nbytes) +
-                      " bytes, no multiple of " + std::to_string(item));
+    return Status(Code::kInvalidArgument, "no view of " + what + ": the last axis has " +
+                                              std::to_string(nbytes) + " bytes, no multiple of " +
+                                              std::to_string(item));
   }
   if (last.list && !is_empty) out.offset += (*last.list)[0] * last.stride;
   last = {nbytes / item, item, nullptr};

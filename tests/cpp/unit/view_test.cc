@@ -906,8 +906,7 @@ TensorView random_indexed(test::Random& random, std::uint64_t* storage_nbytes) {
     TensorView tensor = random_view(random);
     *storage_nbytes = settle(&tensor, random.between(0, 40));
     tensor.storage = 5;
-    Result<View> indexed =
-        index_view(View{{tensor}, {}}, random_indices(random, tensor.shape()));
+    Result<View> indexed = index_view(View{{tensor}, {}}, random_indices(random, tensor.shape()));
     if (indexed.is_ok()) return indexed->tensors[0];
   }
 }
