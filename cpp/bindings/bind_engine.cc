@@ -132,9 +132,9 @@ void close_all() {
 
 constexpr const char* kPutDoc =
     "Writes `source` into the memory behind `target`; the other side's program takes no part.\n\n"
-    "source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is\n"
-    "    done, and is kept alive until then. It need not be registered; memory outside every\n"
-    "    region is counted in stats()['temporary_registrations'].\n"
+    "source: a Region or LocalView, or what register() takes, also read-only. It may be reused\n"
+    "    once the transfer is done, and is kept alive until then. It need not be registered;\n"
+    "    memory outside every region is counted in stats()['temporary_registrations'].\n"
     "target: a RemoteHandle or a part of one, of equal shape and dtype.\n"
     "after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.\n"
     "notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.\n"
@@ -154,8 +154,8 @@ constexpr const char* kPutManyDoc =
 
 constexpr const char* kGetDoc =
     "Reads the memory behind `source` into `target`; the other side's program takes no part.\n\n"
-    "target: a writable tensor, array, buffer, Region or LocalView. It is kept alive until the\n"
-    "    transfer ends, and holds the bytes once that is done.\n"
+    "target: a Region or LocalView, or what register() takes. It is kept alive until the transfer\n"
+    "    ends, and holds the bytes once that is done.\n"
     "source: a RemoteHandle or a part of one, of equal shape and dtype, granted for 'get'.\n"
     "notify: a tag that arrives at the source's engine after the last byte was read.\n\n"
     "Everything else as in put().";
@@ -170,10 +170,13 @@ constexpr const char* kNotifyDoc =
 
 constexpr const char* kRegisterDoc =
     "Registers memory, so that peers can be given handles to it.\n\n"
-    "obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one\n"
-    "    group with one handle. A non-contiguous tensor keeps its shape and strides. The objects\n"
-    "    are kept alive until the region is closed; a storage that is registered twice is\n"
-    "    registered once.\n\n"
+    "obj: a torch CPU tensor, a NumPy array, a CPU tensor of any library that has DLPack, a\n"
+    "    writable buffer, or a dict of names to such: one group with one handle. A non-contiguous\n"
+    "    tensor keeps its shape and strides. The objects are kept alive until the region is closed;\n"
+    "    a storage that is registered twice is registered once.\n\n"
+    "dtypes: those of torch and NumPy, ml_dtypes' bfloat16 and float8 (the same names, the same\n"
+    "types). NumPy's structured types, strings and times move as their bytes: both sides need the\n"
+    "same dtype, names and offsets of fields included.\n\n"
     "Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, "
     "device,\n"
     "layout), LimitExceeded, Closed.";

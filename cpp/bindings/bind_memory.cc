@@ -43,7 +43,9 @@ void add_view_properties(Class& type, ViewOf view_of) {
           [view_of](const T& self) {
             return std::string(dtype_name(only_tensor(view_of(self)).dtype));
           },
-          "Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.")
+          "Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such\n"
+          "as structured ones, 'record', the bytes of an element, and a fingerprint of the dtype.\n"
+          "Raises InvalidArgument for a group.")
       .def_property_readonly(
           "names", [view_of](const T& self) { return view_of(self).names; },
           "Names of a group's tensors, in order; empty for a single tensor.")
@@ -56,10 +58,11 @@ std::vector<TensorSpec> specs_of(py::handle object) {
   std::vector<TensorSpec> specs;
   const auto add = [&](const std::string& name, py::handle tensor) {
     Described described = describe(tensor);
-    if (described.is_read_only) {
+    if (described.read_only != nullptr) {
       raise(Status(Code::kInvalidArgument,
-                   (name.empty() ? "the memory" : "tensor '" + name + "'") +
-                       " is read-only, so no peer may write there; register a writable copy. "
+                   (name.empty() ? "the memory" : "tensor '" + name + "'") + " " +
+                       described.read_only +
+                       ", so no peer may write there; register a writable copy. "
                        "The source of a put need not be registered"));
     }
     described.spec.name = name;

@@ -135,8 +135,9 @@ LocalView local_of(Engine& engine, Direction direction, py::handle local) {
               "remote view. The order is get(target, source)");
   }
   Described described = describe(local);
-  if (direction == Direction::kGet && described.is_read_only) {
-    raise(Status(Code::kInvalidArgument, "the target of the get is read-only; use a writable one"));
+  if (direction == Direction::kGet && described.read_only != nullptr) {
+    raise(Status(Code::kInvalidArgument, std::string("the target of the get ") +
+                                             described.read_only + "; use a writable one"));
   }
   return take(engine.find_or_borrow(described.spec));
 }

@@ -74,18 +74,44 @@ void end_of_interpreter();
 // A tensor, array or buffer, described. Raises for what kvzc cannot move.
 struct Described {
   TensorSpec spec;
-  bool is_read_only = false;
+  // Why nothing may be written there, as it follows "the memory"; null: it may.
+  const char* read_only = nullptr;
 };
 Described describe(py::handle object);
 // Gives whether the object is something that describe() takes.
 bool is_torch_tensor(py::handle object);
+// Whether the object is an instance of a class of a module which the program has imported: kvzc
+// itself imports neither torch nor NumPy to look at an object.
+bool is_instance_of(py::handle object, const char* module_name, const char* class_name);
+[[noreturn]] void refuse(Code code, const std::string& text);
 // A torch tensor or a NumPy array in memory that local transports reach directly.
 py::object make_empty(SharedAllocator& allocator, py::handle shape, py::handle dtype,
                       const std::string& device);
 
+// --- dlpack.cc ---
+
+bool is_dlpack_producer(py::handle object);
+// Describes a tensor of any library. It is kept by DLPack's deleter, which is called with the GIL.
+// Requires: is_dlpack_producer(). Raises what its library raises.
+Described describe_dlpack(py::handle object);
+// The same of what the C exchange API tells in nanoseconds, without keeping it alive; none where
+// there is no such API, or it cannot say, or the tensor is not on the CPU.
+std::optional<TensorSpec> glance_at(py::handle object);
+
+// --- dtypes.cc ---
+
+// Raise for what kvzc does not move.
+DType torch_dtype(py::handle dtype);
+DType numpy_dtype(py::handle dtype);
+// Of a torch dtype, one of kvzc's names, or whatever NumPy makes a dtype of.
+DType dtype_of(py::handle dtype);
+std::optional<DType> buffer_dtype(const char* format, std::size_t item);
+
 // --- indexing.cc ---
 
 std::vector<Index> parse_index(py::handle key);
+// The axes that permute() is given: integers, or one tuple or list of them.
+std::vector<std::int64_t> parse_dims(const py::args& dims);
 
 // Block ids. Copied, so that nobody changes them once they were checked; a contiguous array of int64
 // without a look at its entries. Raises TypeError.

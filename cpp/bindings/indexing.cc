@@ -188,4 +188,13 @@ std::vector<Index> parse_index(py::handle key) {
   return out;
 }
 
+std::vector<std::int64_t> parse_dims(const py::args& dims) {
+  const bool is_one_sequence =
+      dims.size() == 1 && (PyTuple_Check(dims[0].ptr()) != 0 || PyList_Check(dims[0].ptr()) != 0);
+  const py::object all = is_one_sequence ? py::object(dims[0]) : py::object(dims);
+  std::vector<std::int64_t> out;
+  for (const py::handle dim : all) out.push_back(as_integer(dim));
+  return out;
+}
+
 }  // namespace kvzc::bindings

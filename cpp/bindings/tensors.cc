@@ -1,42 +1,34 @@
-// From tensors, arrays and buffers to TensorSpec, and from sharable memory to tensors and arrays.
+// From torch tensors, NumPy arrays and buffers to TensorSpec; from sharable memory to tensors and
+// arrays.
+
+#include <pybind11/numpy.h>
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 
 #include "bindings.h"
 
 namespace kvzc::bindings {
 namespace {
 
-// Gives a module only if the program has imported it: kvzc itself imports neither torch nor NumPy
-// to look at an object.
-py::object imported(const char* name) {
-  const py::dict modules = py::module_::import("sys").attr("modules");
-  return modules.contains(name) ? modules[name].cast<py::object>() : py::none();
+// Gives a module that the program has imported, or null.
+py::handle imported(const char* name) {
+  return PyDict_GetItemString(PyImport_GetModuleDict(), name);
 }
 
-bool is_instance_of(py::handle object, const char* module_name, const char* class_name) {
-  // The type's own module is a cheap first look; subclasses pass through the second.
-  const py::object module = imported(module_name);
-  if (module.is_none() || !py::hasattr(module, class_name)) return false;
-  return py::isinstance(object, module.attr(class_name));
-}
-
-[[noreturn]] void refuse(Code code, const std::string& text) { raise(Status(code, text)); }
+constexpr const char* kReadOnly = "is read-only";
 
 // --- torch ---
 
-DType torch_dtype(py::handle dtype) {
-  // "torch.float32"
-  const std::string text = py::str(dtype);
-  const std::string name = text.substr(text.rfind('.') + 1);
-  if (const auto known = dtype_from_name(name)) return *known;
-  refuse(Code::kUnsupported,
-         "kvzc does not move tensors of dtype " + text + "; view it as torch.uint8 on both sides");
+// Whether the object is a tensor and nothing more: subclasses may keep their elements elsewhere.
+bool is_plain_tensor(py::handle tensor) {
+  const py::handle type = py::type::handle_of(tensor);
+  const py::handle torch = imported("torch");
+  return type.is(torch.attr("Tensor")) || type.is(torch.attr("nn").attr("Parameter"));
 }
 
-Described describe_torch(py::handle tensor) {
+// By attributes, which every torch and every subclass has; says why where it cannot.
+TensorSpec read_torch(py::handle tensor) {
   if (!tensor.attr("layout").is(py::module_::import("torch").attr("strided"))) {
     refuse(Code::kUnsupported, "a tensor of layout " +
                                    py::str(tensor.attr("layout")).cast<std::string>() +
@@ -50,25 +42,46 @@ Described describe_torch(py::handle tensor) {
     refuse(Code::kUnsupported,
            "this version of kvzc moves CPU tensors; the tensor is on '" + device + "'");
   }
-  if (tensor.attr("is_conj")().cast<bool>() || tensor.attr("is_neg")().cast<bool>()) {
-    refuse(Code::kInvalidArgument,
-           "the tensor is a lazy conjugate or negative, its memory holds other numbers; call "
-           "resolve_conj() or resolve_neg() first");
-  }
-  Described out;
-  TensorSpec& spec = out.spec;
+  TensorSpec spec;
   spec.dtype = torch_dtype(tensor.attr("dtype"));
-  const auto item = static_cast<std::int64_t>(dtype_nbytes(spec.dtype));
+  const auto item = static_cast<std::int64_t>(spec.dtype.nbytes());
   for (const py::handle size : tensor.attr("shape"))
     spec.shape.push_back(size.cast<std::int64_t>());
   for (const py::handle stride : tensor.attr("stride")()) {
     spec.strides_bytes.push_back(stride.cast<std::int64_t>() * item);
   }
-  const py::object storage = tensor.attr("untyped_storage")();
   spec.data = reinterpret_cast<std::byte*>(tensor.attr("data_ptr")().cast<std::uintptr_t>());
-  spec.storage_data =
-      reinterpret_cast<std::byte*>(storage.attr("data_ptr")().cast<std::uintptr_t>());
-  spec.storage_nbytes = storage.attr("nbytes")().cast<std::uint64_t>();
+  return spec;
+}
+
+// Calls a method without arguments. `name` is interned, so that no text is made for every put.
+py::object call(py::handle object, PyObject* name) {
+  auto out = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), name));
+  if (!out) throw py::error_already_set();
+  return out;
+}
+
+Described describe_torch(py::handle tensor) {
+  static PyObject* const is_conj = PyUnicode_InternFromString("is_conj");
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  static PyObject* const untyped_storage = PyUnicode_InternFromString("untyped_storage");
+  static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
+  static PyObject* const nbytes = PyUnicode_InternFromString("nbytes");
+  Described out;
+  TensorSpec& spec = out.spec;
+  std::optional<TensorSpec> seen;
+  if (is_plain_tensor(tensor)) seen = glance_at(tensor);
+  spec = seen ? *std::move(seen) : read_torch(tensor);
+  // The exchange API does not tell of these two.
+  if (call(tensor, is_conj).is(py::handle(Py_True)) ||
+      call(tensor, is_neg).is(py::handle(Py_True))) {
+    refuse(Code::kInvalidArgument,
+           "the tensor is a lazy conjugate or negative, its memory holds other numbers; call "
+           "resolve_conj() or resolve_neg() first");
+  }
+  const py::object storage = call(tensor, untyped_storage);
+  spec.storage_data = reinterpret_cast<std::byte*>(call(storage, data_ptr).cast<std::uintptr_t>());
+  spec.storage_nbytes = call(storage, nbytes).cast<std::uint64_t>();
   // An empty tensor's address says nothing.
   if (spec.data == nullptr) spec.data = spec.storage_data;
   // The storage too: `tensor` may be given another one.
@@ -91,51 +104,42 @@ std::pair<std::byte*, std::byte*> extent(std::byte* data, const std::vector<std:
   return {low, high};
 }
 
-DType numpy_dtype(py::handle dtype) {
-  const std::string name = py::str(dtype.attr("name"));
-  const auto known = dtype_from_name(name);
-  if (!known) {
-    refuse(Code::kUnsupported,
-           "kvzc does not move arrays of dtype " + name + "; view it as numpy.uint8 on both sides");
-  }
-  // ml_dtypes' types have no byte order to speak of.
-  const std::string order = py::str(dtype.attr("byteorder"));
-  if (order == (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? ">" : "<")) {
-    refuse(Code::kUnsupported,
-           "the array's byte order is not this machine's; convert it with "
-           "array.astype(array.dtype.newbyteorder('='))");
-  }
-  return *known;
+// By the array's own structure: its attributes are Python objects that cost microseconds.
+struct ArrayLayout {
+  std::byte* data;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides_bytes;
+};
+
+ArrayLayout read_layout(const py::array& array) {
+  const auto ndim = array.ndim();
+  return {static_cast<std::byte*>(const_cast<void*>(array.data())),
+          {array.shape(), array.shape() + ndim},
+          {array.strides(), array.strides() + ndim}};
 }
 
-void read_layout(py::handle array, std::vector<std::int64_t>* shape,
-                 std::vector<std::int64_t>* strides_bytes, std::byte** data, bool* is_read_only) {
-  for (const py::handle size : array.attr("shape")) shape->push_back(size.cast<std::int64_t>());
-  for (const py::handle stride : array.attr("strides")) {
-    strides_bytes->push_back(stride.cast<std::int64_t>());
-  }
-  const py::tuple where = array.attr("__array_interface__")["data"];
-  *data = reinterpret_cast<std::byte*>(where[0].cast<std::uintptr_t>());
-  *is_read_only = where[1].cast<bool>();
-}
-
-Described describe_numpy(py::handle array) {
+Described describe_numpy(py::handle object) {
+  const auto array = py::reinterpret_borrow<py::array>(object);
   Described out;
   TensorSpec& spec = out.spec;
-  spec.dtype = numpy_dtype(array.attr("dtype"));
-  read_layout(array, &spec.shape, &spec.strides_bytes, &spec.data, &out.is_read_only);
+  spec.dtype = numpy_dtype(array.dtype());
+  ArrayLayout layout = read_layout(array);
+  spec.data = layout.data;
+  spec.shape = std::move(layout.shape);
+  spec.strides_bytes = std::move(layout.strides_bytes);
+  if (!array.writeable()) out.read_only = kReadOnly;
   const auto item = static_cast<std::int64_t>(dtype_nbytes(spec.dtype));
   auto [low, high] = extent(spec.data, spec.shape, spec.strides_bytes, item);
   // The storage is that of the array which all views go back to.
-  py::object root = py::reinterpret_borrow<py::object>(array);
-  while (is_instance_of(root.attr("base"), "numpy", "ndarray")) root = root.attr("base");
+  py::array root = array;
+  for (py::object base = root.base(); base && is_instance_of(base, "numpy", "ndarray");
+       base = root.base()) {
+    root = py::reinterpret_borrow<py::array>(base);
+  }
   if (!root.is(array)) {
-    std::vector<std::int64_t> shape, strides;
-    std::byte* data = nullptr;
-    bool is_read_only = false;
-    read_layout(root, &shape, &strides, &data, &is_read_only);
-    const auto [root_low, root_high] =
-        extent(data, shape, strides, root.attr("itemsize").cast<std::int64_t>());
+    const ArrayLayout whole = read_layout(root);
+    const auto [root_low, root_high] = extent(whole.data, whole.shape, whole.strides_bytes,
+                                              static_cast<std::int64_t>(root.itemsize()));
     if (root_low <= low && high <= root_high) {
       low = root_low;
       high = root_high;
@@ -143,60 +147,11 @@ Described describe_numpy(py::handle array) {
   }
   spec.storage_data = low;
   spec.storage_nbytes = static_cast<std::uint64_t>(high - low);
-  spec.keep_alive = keep_alive(py::reinterpret_borrow<py::object>(array));
+  spec.keep_alive = keep_alive(array);
   return out;
 }
 
 // --- Buffers ---
-
-std::optional<DType> buffer_dtype(const char* format, std::size_t item) {
-  const std::string text = format == nullptr ? "B" : format;
-  constexpr std::string_view kNative =
-      __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? std::string_view("@=<") : std::string_view("@=>");
-  const char kind = text.size() == 2 && kNative.find(text[0]) != kNative.npos ? text[1] : text[0];
-  if (text.size() > 2 || (text.size() == 2 && kind == text[0])) return std::nullopt;
-  const auto sized = [item](DType one, DType two, DType four, DType eight) -> std::optional<DType> {
-    switch (item) {
-      case 1:
-        return one;
-      case 2:
-        return two;
-      case 4:
-        return four;
-      case 8:
-        return eight;
-      default:
-        return std::nullopt;
-    }
-  };
-  switch (kind) {
-    case 'b':
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-    case 'n':
-      return sized(DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64);
-    case 'B':
-    case 'c':
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-    case 'N':
-      return sized(DType::kUint8, DType::kUint16, DType::kUint32, DType::kUint64);
-    case '?':
-      return DType::kBool;
-    case 'e':
-      return DType::kFloat16;
-    case 'f':
-      return DType::kFloat32;
-    case 'd':
-      return DType::kFloat64;
-    default:
-      return std::nullopt;
-  }
-}
 
 Described describe_buffer(py::handle object) {
   // The view holds the export, so that a bytearray cannot move while it is used.
@@ -223,7 +178,7 @@ Described describe_buffer(py::handle object) {
   spec.storage_data = low;
   spec.storage_nbytes = static_cast<std::uint64_t>(high - low);
   spec.keep_alive = keep_alive(view);
-  out.is_read_only = buffer.readonly != 0;
+  if (buffer.readonly != 0) out.read_only = kReadOnly;
   return out;
 }
 
@@ -234,13 +189,23 @@ struct SharedBuffer {
 
 }  // namespace
 
+void refuse(Code code, const std::string& text) { raise(Status(code, text)); }
+
+bool is_instance_of(py::handle object, const char* module_name, const char* class_name) {
+  const py::handle module = imported(module_name);
+  if (!module || !py::hasattr(module, class_name)) return false;
+  return py::isinstance(object, module.attr(class_name));
+}
+
 bool is_torch_tensor(py::handle object) { return is_instance_of(object, "torch", "Tensor"); }
 
 Described describe(py::handle object) {
   if (is_torch_tensor(object)) return describe_torch(object);
   if (is_instance_of(object, "numpy", "ndarray")) return describe_numpy(object);
+  // Before buffers, which know fewer dtypes.
+  if (is_dlpack_producer(object)) return describe_dlpack(object);
   if (PyObject_CheckBuffer(object.ptr()) != 0) return describe_buffer(object);
-  throw py::type_error("kvzc moves torch tensors, NumPy arrays and buffers, not " +
+  throw py::type_error("kvzc moves torch tensors, NumPy arrays, DLPack tensors and buffers, not " +
                        py::str(py::type::of(object)).cast<std::string>());
 }
 

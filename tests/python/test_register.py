@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import kvzc
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -178,11 +179,14 @@ def test_an_mmap_is_a_region(engine: kvzc.Engine) -> None:
         (torch.eye(3).to_sparse(), kvzc.Unsupported, "sparse"),
         (torch.zeros(3, dtype=torch.complex64).conj(), kvzc.InvalidArgument, "resolve_conj"),
         (torch.zeros(3, dtype=torch.complex64).conj().imag, kvzc.InvalidArgument, "resolve_neg"),
-        (np.zeros(3, "i4,f4"), kvzc.Unsupported, "dtype"),
         (np.zeros(3, object), kvzc.Unsupported, "object"),
-        (np.zeros(3, "U4"), kvzc.Unsupported, "dtype"),
-        (np.zeros(3, "M8[s]"), kvzc.Unsupported, "datetime64"),
-        (np.zeros(3, np.longdouble), kvzc.Unsupported, "dtype"),
+        (np.zeros(3, "i4,O"), kvzc.Unsupported, "addresses of this process"),
+        (np.zeros(3, np.longdouble), kvzc.Unsupported, "uint8"),
+        (np.zeros(3, "i4,g"), kvzc.Unsupported, "uint8"),
+        (np.zeros(3, ml_dtypes.int4), kvzc.Unsupported, "one per byte"),
+        (np.zeros(3, ml_dtypes.float6_e2m3fn), kvzc.Unsupported, "one per byte"),
+        (np.zeros(3, "V0"), kvzc.InvalidArgument, "without bytes"),
+        (np.zeros(3, ">M8[s]"), kvzc.Unsupported, "byte order"),
         (np.zeros(3, ">i4"), kvzc.Unsupported, "byte order"),
         (np.zeros(3, ">f8"), kvzc.Unsupported, "byte order"),
         ([1, 2, 3], TypeError, "list"),

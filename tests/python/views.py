@@ -37,10 +37,13 @@ TORCH_DTYPES = [
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu,
+    torch.float4_e2m1fn_x2,
 ]
-# NumPy has all of them but one, because this module imports ml_dtypes.
+# NumPy has all of them but two, because this module imports ml_dtypes.
 assert ml_dtypes.bfloat16
-NUMPY_DTYPES = [dtype for dtype in TORCH_DTYPES if dtype != torch.complex32]
+NUMPY_DTYPES = [
+    dtype for dtype in TORCH_DTYPES if dtype not in (torch.complex32, torch.float4_e2m1fn_x2)
+]
 
 MOST_ITEMS = 4096  # Of the memory that a case lies in.
 
