@@ -13,6 +13,24 @@ constexpr const char* kIndexDoc =
     "numpy.ix_ does. In a group, first a name, a list of names or a slice.\n\n"
     "Raises OutOfRange (an IndexError) beyond the shape, Closed for a closed region.";
 
+constexpr const char* kPermuteDoc =
+    "The same memory with its axes in another order, as torch's Tensor.permute(*dims). Copies\n"
+    "nothing, also after an index with lists; in a group it applies to every tensor.\n\n"
+    "So caches of different layouts go into each other, whichever side is permuted: blocks of\n"
+    "[heads, tokens, dim] (HND) come out of blocks of [tokens, heads, dim] (NHD) by\n"
+    "put(local[ids].permute(0, 2, 1, 3), handle[remote_ids]).\n\n"
+    "Every axis is given once, apart or as one tuple; negative ones count from the end. Raises\n"
+    "InvalidArgument (a ValueError), OutOfRange (an IndexError), Closed for a closed region.";
+
+constexpr const char* kViewDoc =
+    "The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and\n"
+    "converts nothing; in a group it applies to every tensor.\n\n"
+    "Where the sizes of the elements differ the last axis grows or shrinks: it must be\n"
+    "contiguous, and its bytes a multiple of the new size.\n\n"
+    "dtype: a torch dtype, whatever NumPy makes a dtype of, or a name as .dtype gives it. Raises\n"
+    "InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not\n"
+    "move, Closed for a closed region.";
+
 const TensorView& only_tensor(const View& view) {
   if (view.is_group()) {
     raise(Status(Code::kInvalidArgument,
@@ -52,6 +70,32 @@ void add_view_properties(Class& type, ViewOf view_of) {
       .def_property_readonly(
           "nbytes", [view_of](const T& self) { return view_of(self).nbytes(); },
           "Size of all elements in bytes.");
+}
+
+using Dims = py::Args<py::typing::Union<py::int_, py::typing::Iterable<py::int_>>>;
+
+// What makes a view of a view: `base` gives the core's one, `wrap` what Python gets.
+template <typename Class, typename Base, typename Wrap>
+void add_views(Class& type, Base base, Wrap wrap) {
+  using T = typename Class::type;
+  type.def(
+          "__getitem__",
+          [base, wrap](const T& self, const py::object& key) {
+            return wrap(self, take(base(self).index(parse_index(key))));
+          },
+          py::arg("key"), kIndexDoc)
+      .def(
+          "permute",
+          [base, wrap](const T& self, const Dims& dims) {
+            return wrap(self, take(base(self).permute(parse_dims(dims))));
+          },
+          kPermuteDoc)
+      .def(
+          "view",
+          [base, wrap](const T& self, const py::object& dtype) {
+            return wrap(self, take(base(self).view_as(dtype_of(dtype))));
+          },
+          py::arg("dtype"), kViewDoc);
 }
 
 std::vector<TensorSpec> specs_of(py::handle object) {
@@ -219,13 +263,10 @@ void bind_memory(py::module_& module) {
       "A part of what a handle grants: the target of a put, the source of a get. Made by indexing\n"
       "a handle.");
   add_view_properties(remote, [](const RemoteView& self) -> const View& { return self.view; });
+  add_views(
+      remote, [](const RemoteView& self) -> const RemoteView& { return self; },
+      [](const RemoteView&, RemoteView view) { return view; });
   remote
-      .def(
-          "__getitem__",
-          [](const RemoteView& self, const py::object& key) {
-            return take(self.index(parse_index(key)));
-          },
-          py::arg("key"), kIndexDoc)
       .def(
           "notify",
           [](const RemoteView& self, const py::bytes& tag,
@@ -282,13 +323,10 @@ void bind_memory(py::module_& module) {
       "A part of a region: the source of a put, the target of a get, what a grant covers. Made by\n"
       "indexing a region; copies nothing.");
   add_view_properties(local, [](const PyLocalView& self) -> const View& { return self.view; });
+  add_views(
+      local, [](const PyLocalView& self) -> const LocalView& { return self; },
+      [](const PyLocalView& self, LocalView view) { return view_in(self.owner, std::move(view)); });
   local
-      .def(
-          "__getitem__",
-          [](const PyLocalView& self, const py::object& key) {
-            return view_in(self.owner, take(self.index(parse_index(key))));
-          },
-          py::arg("key"), kIndexDoc)
       .def(
           "grant",
           [](const PyLocalView& self, const std::string& access) {
@@ -305,13 +343,10 @@ void bind_memory(py::module_& module) {
       "collected is closed too, without anybody waiting: keep it while peers may write.");
   add_view_properties(region,
                       [](const PyRegion& self) -> const View& { return self.region.layout(); });
+  add_views(
+      region, [](const PyRegion& self) { return take(self.region.view()); },
+      [](const PyRegion& self, LocalView view) { return view_in(self.owner, std::move(view)); });
   region
-      .def(
-          "__getitem__",
-          [](const PyRegion& self, const py::object& key) {
-            return view_in(self.owner, take(take(self.region.view()).index(parse_index(key))));
-          },
-          py::arg("key"), kIndexDoc)
       .def_property_readonly(
           "path", [](const PyRegion& self) { return self.region.path(); },
           "In words: how peers reach this memory, and what would make it faster.")

@@ -258,8 +258,8 @@ class Engine:
         """
         Reads the memory behind `source` into `target`; the other side's program takes no part.
 
-        target: a writable tensor, array, buffer, Region or LocalView. It is kept alive until the
-            transfer ends, and holds the bytes once that is done.
+        target: a Region or LocalView, or what register() takes. It is kept alive until the transfer
+            ends, and holds the bytes once that is done.
         source: a RemoteHandle or a part of one, of equal shape and dtype, granted for 'get'.
         notify: a tag that arrives at the source's engine after the last byte was read.
 
@@ -326,9 +326,9 @@ class Engine:
         """
         Writes `source` into the memory behind `target`; the other side's program takes no part.
 
-        source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is
-            done, and is kept alive until then. It need not be registered; memory outside every
-            region is counted in stats()['temporary_registrations'].
+        source: a Region or LocalView, or what register() takes, also read-only. It may be reused
+            once the transfer is done, and is kept alive until then. It need not be registered; memory
+            outside every region is counted in stats()['temporary_registrations'].
         target: a RemoteHandle or a part of one, of equal shape and dtype.
         after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
         notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
@@ -361,10 +361,14 @@ class Engine:
         """
         Registers memory, so that peers can be given handles to it.
 
-        obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one
-            group with one handle. A non-contiguous tensor keeps its shape and strides. The objects
-            are kept alive until the region is closed; a storage that is registered twice is
-            registered once.
+        obj: a torch CPU tensor, a NumPy array, a CPU tensor of any library that has DLPack, a writable
+            buffer, or a dict of names to such: one group with one handle. A non-contiguous tensor
+            keeps its shape and strides. The objects are kept alive until the region is closed; a
+            storage that is registered twice is registered once.
+
+        dtypes: those of torch and NumPy, ml_dtypes' bfloat16 and float8 (the same names, the same
+        types). NumPy's structured types, strings and times move as their bytes: both sides need the
+        same dtype, names and offsets of fields included.
 
         Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,
         layout), LimitExceeded, Closed.
@@ -664,6 +668,30 @@ class RemoteView:
         Sends a tag of up to 240 bytes without data to the engine that owns the memory, from
         `engine` or the default one. Returns a Transfer. Raises as put() does.
         """
+    def permute(self, *args: int | collections.abc.Iterable[int]) -> RemoteView:
+        """
+        The same memory with its axes in another order, as torch's Tensor.permute(*dims). Copies
+        nothing, also after an index with lists; in a group it applies to every tensor.
+
+        So caches of different layouts go into each other, whichever side is permuted: blocks of
+        [heads, tokens, dim] (HND) come out of blocks of [tokens, heads, dim] (NHD) by
+        put(local[ids].permute(0, 2, 1, 3), handle[remote_ids]).
+
+        Every axis is given once, apart or as one tuple; negative ones count from the end. Raises
+        InvalidArgument (a ValueError), OutOfRange (an IndexError), Closed for a closed region.
+        """
+    def view(self, dtype: typing.Any) -> RemoteView:
+        """
+        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and converts
+        nothing; in a group it applies to every tensor.
+
+        Where the sizes of the elements differ the last axis grows or shrinks: it must be contiguous,
+        and its bytes a multiple of the new size.
+
+        dtype: a torch dtype, whatever NumPy makes a dtype of, or a name as .dtype gives it. Raises
+        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not move,
+        Closed for a closed region.
+        """
     @property
     def access(self) -> str:
         """
@@ -672,7 +700,9 @@ class RemoteView:
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
+        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
+        InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -766,7 +796,9 @@ class Grant:
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
+        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
+        InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -815,10 +847,36 @@ class LocalView:
         until the region is closed, also when the Grant object is dropped. Raises Closed,
         LimitExceeded.
         """
+    def permute(self, *args: int | collections.abc.Iterable[int]) -> LocalView:
+        """
+        The same memory with its axes in another order, as torch's Tensor.permute(*dims). Copies
+        nothing, also after an index with lists; in a group it applies to every tensor.
+
+        So caches of different layouts go into each other, whichever side is permuted: blocks of
+        [heads, tokens, dim] (HND) come out of blocks of [tokens, heads, dim] (NHD) by
+        put(local[ids].permute(0, 2, 1, 3), handle[remote_ids]).
+
+        Every axis is given once, apart or as one tuple; negative ones count from the end. Raises
+        InvalidArgument (a ValueError), OutOfRange (an IndexError), Closed for a closed region.
+        """
+    def view(self, dtype: typing.Any) -> LocalView:
+        """
+        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and converts
+        nothing; in a group it applies to every tensor.
+
+        Where the sizes of the elements differ the last axis grows or shrinks: it must be contiguous,
+        and its bytes a multiple of the new size.
+
+        dtype: a torch dtype, whatever NumPy makes a dtype of, or a name as .dtype gives it. Raises
+        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not move,
+        Closed for a closed region.
+        """
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
+        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
+        InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -879,6 +937,18 @@ class Region:
         Gives a handle of the whole region, for put and get. Its bytes are the right to write:
         pass them on by a channel that you trust. Raises Closed.
         """
+    def permute(self, *args: int | collections.abc.Iterable[int]) -> LocalView:
+        """
+        The same memory with its axes in another order, as torch's Tensor.permute(*dims). Copies
+        nothing, also after an index with lists; in a group it applies to every tensor.
+
+        So caches of different layouts go into each other, whichever side is permuted: blocks of
+        [heads, tokens, dim] (HND) come out of blocks of [tokens, heads, dim] (NHD) by
+        put(local[ids].permute(0, 2, 1, 3), handle[remote_ids]).
+
+        Every axis is given once, apart or as one tuple; negative ones count from the end. Raises
+        InvalidArgument (a ValueError), OutOfRange (an IndexError), Closed for a closed region.
+        """
     def revoke(
         self,
         timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
@@ -897,6 +967,18 @@ class Region:
             more byte of it lands; it stays lost to this engine until it makes another engine. Raises
             Unsupported, with the reason, where that cannot be had.
         """
+    def view(self, dtype: typing.Any) -> LocalView:
+        """
+        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and converts
+        nothing; in a group it applies to every tensor.
+
+        Where the sizes of the elements differ the last axis grows or shrinks: it must be contiguous,
+        and its bytes a multiple of the new size.
+
+        dtype: a torch dtype, whatever NumPy makes a dtype of, or a name as .dtype gives it. Raises
+        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not move,
+        Closed for a closed region.
+        """
     @property
     def closed(self) -> bool:
         """
@@ -905,7 +987,9 @@ class Region:
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch: 'bfloat16'. Raises InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
+        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
+        InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -1192,8 +1276,8 @@ def get(
     """
     Reads the memory behind `source` into `target`; the other side's program takes no part.
 
-    target: a writable tensor, array, buffer, Region or LocalView. It is kept alive until the
-        transfer ends, and holds the bytes once that is done.
+    target: a Region or LocalView, or what register() takes. It is kept alive until the transfer
+        ends, and holds the bytes once that is done.
     source: a RemoteHandle or a part of one, of equal shape and dtype, granted for 'get'.
     notify: a tag that arrives at the source's engine after the last byte was read.
 
@@ -1247,9 +1331,9 @@ def put(
     """
     Writes `source` into the memory behind `target`; the other side's program takes no part.
 
-    source: a tensor, array, buffer, Region or LocalView. It may be reused once the transfer is
-        done, and is kept alive until then. It need not be registered; memory outside every
-        region is counted in stats()['temporary_registrations'].
+    source: a Region or LocalView, or what register() takes, also read-only. It may be reused
+        once the transfer is done, and is kept alive until then. It need not be registered; memory
+        outside every region is counted in stats()['temporary_registrations'].
     target: a RemoteHandle or a part of one, of equal shape and dtype.
     after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
     notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
@@ -1283,10 +1367,14 @@ def register(obj: typing.Any) -> Region:
     """
     Registers memory, so that peers can be given handles to it.
 
-    obj: a torch CPU tensor, a NumPy array, a writable buffer, or a dict of names to such: one
-        group with one handle. A non-contiguous tensor keeps its shape and strides. The objects
-        are kept alive until the region is closed; a storage that is registered twice is
-        registered once.
+    obj: a torch CPU tensor, a NumPy array, a CPU tensor of any library that has DLPack, a writable
+        buffer, or a dict of names to such: one group with one handle. A non-contiguous tensor
+        keeps its shape and strides. The objects are kept alive until the region is closed; a
+        storage that is registered twice is registered once.
+
+    dtypes: those of torch and NumPy, ml_dtypes' bfloat16 and float8 (the same names, the same
+    types). NumPy's structured types, strings and times move as their bytes: both sides need the
+    same dtype, names and offsets of fields included.
 
     Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,
     layout), LimitExceeded, Closed.
