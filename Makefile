@@ -44,7 +44,7 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-core test-python test-asan test-tsan test-rdma \
+.PHONY: help demo test test-all test-core test-python test-asan test-tsan test-rdma docs \
         test-rdma-demo test-aarch64 test-wheel lint bench bench-core bench-rdma stub clean \
         distclean gtest verbs
 
@@ -64,6 +64,7 @@ help:
 	@echo "make bench        C++ benchmarks; BENCH_ARGS='...' goes to kvzc_bench"
 	@echo "make bench-rdma   the rdma transport beside bare verbs, in a QEMU guest; BENCH_ARGS likewise"
 	@echo "make stub         write python/kvzc/_core.pyi anew from the built module"
+	@echo "make docs         write docs/errors.md anew from the built module"
 	@echo "make clean        remove what was built; distclean removes .venv as well"
 
 # ---- set-up; each stamp is a file in .venv ----
@@ -166,6 +167,11 @@ bench-core: $(VENV)/.tools
 
 stub: $(VENV)/.installed
 	$(PY) tools/make_stub.py python/kvzc/_core.pyi
+
+# What is made of the code: its table of errors.
+docs: $(VENV)/.installed
+	mkdir -p docs
+	$(PY) tools/make_errors.py docs/errors.md
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed

@@ -30,6 +30,7 @@ std::shared_ptr<PyEngine> make_engine(EngineOptions options, double default_time
   auto out = std::make_shared<PyEngine>();
   out->engine = take(Engine::create(std::move(options)));
   out->default_timeout = default_timeout;
+  out->is_traced = out->engine->is_traced();
   auto& engines = state().engines;
   std::erase_if(engines, [](const auto& each) { return each.expired(); });
   engines.push_back(out->engine);
@@ -83,6 +84,50 @@ py::typing::Dict<py::str, py::int_> stats_dict(const EngineStats& stats) {
   out["arrivals_expired"] = stats.arrivals_expired;
   out["arrivals_forgotten"] = stats.arrivals_forgotten;
   out["quarantined_bytes"] = stats.quarantined_bytes;
+  for (std::size_t code = 1; code < kCodeCount; ++code) {
+    const std::string name(code_name(static_cast<Code>(code)));
+    if (static_cast<Code>(code) != Code::kCancelled) {
+      out[py::str("transfers_failed_" + name)] = stats.failed_by_code[code];
+    }
+  }
+  return out;
+}
+
+// [(least, count)] of the buckets that hold something.
+py::typing::List<py::typing::Tuple<py::int_, py::int_>> buckets(const Log2Histogram& histogram) {
+  py::typing::List<py::typing::Tuple<py::int_, py::int_>> out;
+  for (std::size_t i = 0; i < histogram.size(); ++i) {
+    if (histogram[i] == 0) continue;
+    const std::uint64_t least = i == 0 ? 0 : std::uint64_t{1} << (i - 1);
+    out.append(py::make_tuple(least, histogram[i]));
+  }
+  return out;
+}
+
+py::dict traffic_dict(const TrafficStats& traffic) {
+  py::dict out;
+  out["done"] = traffic.done;
+  out["failed"] = traffic.failed;
+  out["cancelled"] = traffic.cancelled;
+  out["bytes"] = traffic.bytes;
+  out["runs"] = traffic.runs;
+  out["ns"] = traffic.ns;
+  out["by_bytes"] = buckets(traffic.by_bytes);
+  out["by_ns"] = buckets(traffic.by_ns);
+  return out;
+}
+
+py::typing::List<py::typing::Dict<py::str, py::object>> peer_stats(const PyEngine& self) {
+  py::typing::List<py::typing::Dict<py::str, py::object>> out;
+  for (const PeerStats& each : self.engine->peer_stats()) {
+    py::dict peer;
+    peer["name"] = each.peer.engine_name;
+    peer["incarnation"] = incarnation_text(each.peer.incarnation);
+    peer["connected"] = each.is_connected;
+    peer["put"] = traffic_dict(each.put);
+    peer["get"] = traffic_dict(each.get);
+    out.append(peer);
+  }
   return out;
 }
 
@@ -222,6 +267,9 @@ constexpr const char* kEngineDoc =
     "peer_timeout: whole seconds, 2 or more, after which a host that answers nothing is lost. A\n"
     "    process that is only busy or stopped still answers: its kernel does.\n"
     "rdma: an Rdma, to choose RDMA devices and how they are used.\n"
+    "trace: a file that is appended what transfers did when, for Perfetto (ui.perfetto.dev): a lane\n"
+    "    per peer and direction, time in queues and in copies apart. Engines and processes may share\n"
+    "    one. Default: the environment variable KVZC_TRACE, if that is set.\n"
     "faults: a Faults, to make trouble on demand in tests.";
 
 // The keyword arguments that every put and get has.
@@ -450,6 +498,7 @@ void bind_engine(py::module_& module) {
                        const std::optional<std::string>& advertise,
                        const std::optional<std::variant<py::bytes, std::string>>& secret,
                        int peer_timeout, const std::optional<RdmaOptions>& rdma,
+                       const std::optional<std::string>& trace,
                        const std::optional<FaultOptions>& faults) {
              EngineOptions options;
              options.name = name.value_or("");
@@ -465,6 +514,7 @@ void bind_engine(py::module_& module) {
              options.strict = strict;
              options.faults = faults;
              options.rdma = rdma.value_or(RdmaOptions());
+             options.trace = trace.value_or("");
              options.arrival_ttl_seconds = arrival_ttl;
              options.connect_timeout_seconds = std::min(connect_timeout, 1e9);
              options.listen = listen.value_or("");
@@ -491,7 +541,7 @@ void bind_engine(py::module_& module) {
            py::arg("connect_timeout") = 10.0, py::arg("listen") = py::none(),
            py::arg("advertise") = py::none(), py::arg("secret") = py::none(),
            py::arg("peer_timeout") = 5, py::arg("rdma") = py::none(),
-           py::arg("faults") = py::none())
+           py::arg("trace") = py::none(), py::arg("faults") = py::none())
       .def_property_readonly(
           "name", [](const PyEngine& self) { return self.engine->name(); },
           "Its name, given or random.")
@@ -577,6 +627,12 @@ void bind_engine(py::module_& module) {
       .def(
           "stats", [](const PyEngine& self) { return stats_dict(self.engine->stats()); },
           "A snapshot of the engine's counters.")
+      .def("peer_stats", &peer_stats,
+           "What has moved to and from each peer that was ever connected: a list of dicts with its name\n"
+           "and incarnation, whether it is connected, and for 'put' and 'get' the transfers done, failed\n"
+           "and cancelled; bytes, runs and nanoseconds (from acceptance to the end) of those done; and\n"
+           "histograms [(least, count)] by powers of two, 'by_bytes' and 'by_ns'. Beyond 1,024 peers the\n"
+           "rest is counted together, under an empty name.")
       .def(
           "close",
           [](const PyEngine& self, const std::optional<double>& timeout) {

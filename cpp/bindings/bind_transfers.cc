@@ -67,6 +67,10 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
   options.after = after_token(arguments.after);
   if (arguments.notify) options.notify = std::string_view(*arguments.notify);
   options.deadline_ns = cancel_deadline_of(arguments.deadline);
+  std::string label;
+  if (owner->is_traced && !arguments.label.is_none()) {
+    options.label = label = py::str(arguments.label).cast<std::string>();
+  }
   const std::int64_t deadline =
       std::min(deadline_of(arguments.accept_timeout, owner->default_timeout), options.deadline_ns);
   const bool may_wait = arguments.accept_timeout.value_or(1) > 0;

@@ -78,6 +78,13 @@ struct Described {
   const char* read_only = nullptr;
 };
 Described describe(py::handle object);
+// Memory that the caller names by its address.
+struct RawMemory {
+  std::uint64_t address = 0;
+  std::uint64_t nbytes = 0;
+  bool is_writable = false;
+  py::object owner;
+};
 // Gives whether the object is something that describe() takes.
 bool is_torch_tensor(py::handle object);
 // Whether the object is an instance of a class of a module which the program has imported: kvzc
@@ -135,6 +142,7 @@ inline constexpr double kDefaultTimeoutSeconds = 30.0;
 struct PyEngine {
   std::shared_ptr<Engine> engine;
   double default_timeout = kDefaultTimeoutSeconds;
+  bool is_traced = false;
 
   // Closing may wait a moment for copies; other threads of the program run on meanwhile. Thread:
   // any, with or without the GIL.
@@ -243,6 +251,7 @@ void bind_memory(py::module_& module);
 void bind_transfers(py::module_& module);
 void bind_queues(py::module_& module);
 void bind_plans(py::module_& module);
+void bind_addresses(py::module_& module);
 void bind_arrivals(py::module_& module);
 void bind_engine(py::module_& module);
 

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   bind_transfers(module);
   bind_queues(module);
   bind_plans(module);
+  bind_addresses(module);
   bind_arrivals(module);
   bind_engine(module);
   module.def(

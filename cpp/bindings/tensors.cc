@@ -182,6 +182,22 @@ Described describe_buffer(py::handle object) {
   return out;
 }
 
+// --- kvzc.Memory ---
+
+Described describe_memory(py::handle object) {
+  const auto& memory = object.cast<const RawMemory&>();
+  Described out;
+  TensorSpec& spec = out.spec;
+  spec.dtype = DType::kUint8;
+  spec.data = spec.storage_data = reinterpret_cast<std::byte*>(memory.address);
+  spec.storage_nbytes = memory.nbytes;
+  spec.shape.push_back(static_cast<std::int64_t>(memory.nbytes));
+  spec.strides_bytes.push_back(1);
+  spec.keep_alive = keep_alive(py::reinterpret_borrow<py::object>(object));
+  if (!memory.is_writable) out.read_only = kReadOnly;
+  return out;
+}
+
 // Sharable memory as a Python buffer; tensors and arrays made of it keep it alive.
 struct SharedBuffer {
   std::shared_ptr<SharedAllocation> allocation;
@@ -205,7 +221,8 @@ Described describe(py::handle object) {
   // Before buffers, which know fewer dtypes.
   if (is_dlpack_producer(object)) return describe_dlpack(object);
   if (PyObject_CheckBuffer(object.ptr()) != 0) return describe_buffer(object);
-  throw py::type_error("kvzc moves torch tensors, NumPy arrays, DLPack tensors and buffers, not " +
+  if (py::isinstance<RawMemory>(object)) return describe_memory(object);
+  throw py::type_error("kvzc moves torch tensors, NumPy arrays, DLPack tensors, buffers and kvzc.Memory, not " +
                        py::str(py::type::of(object)).cast<std::string>());
 }
 

@@ -12,6 +12,7 @@ __all__: list[str] = [
     "Arrivals",
     "BadHandle",
     "Cancelled",
+    "Catalog",
     "Closed",
     "CompletionQueue",
     "Engine",
@@ -23,6 +24,7 @@ __all__: list[str] = [
     "LayoutMismatch",
     "LimitExceeded",
     "LocalView",
+    "Memory",
     "NOW",
     "NotRegistered",
     "OutOfRange",
@@ -65,96 +67,134 @@ class Error(Exception):
 class InvalidArgument(Error, ValueError):
     """
     An argument that no call of this kind can take.
+
+    The text says what was given and what is allowed.
     """
 
 class OutOfRange(Error, IndexError):
     """
-    An index beyond the shape.
+    An index, a block or an address beyond what there is.
+
+    The text names the first one that is wrong, and the range.
     """
 
 class LayoutMismatch(Error, ValueError):
     """
     Source and target differ in shape or dtype.
+
+    Index both alike, or view(dtype) one of them: nothing is broadcast or converted.
     """
 
 class BadHandle(Error, ValueError):
     """
-    A handle that is truncated, damaged, forged or too new.
+    A handle or catalog that is truncated, damaged, forged or of a later version.
+
+    Pass on exactly what to_bytes() or to_text() gave, and use one kvzc on both sides.
     """
 
 class NotRegistered(Error, ValueError):
     """
-    Memory outside every region, in a strict engine.
+    Memory outside every region, in a strict engine; or a grant of memory that is in no open region.
+
+    Register its storage first.
     """
 
 class StaleHandle(Error, ConnectionError):
     """
-    A handle from an earlier life of its engine.
+    A handle from an earlier life of its engine, which has restarted.
+
+    Ask the owner for a fresh handle.
     """
 
 class Revoked(Error, PermissionError):
     """
-    A grant that its owner has taken back.
+    A grant that its owner has taken back, or whose region is closed. Not one more byte of the transfer lands.
+
+    Ask the owner for a new handle, or drop the request: it was probably aborted there.
     """
 
 class AccessDenied(Error, PermissionError):
     """
-    A user or an access that the owner does not allow.
+    A user, a secret or an access that the owner does not allow.
+
+    Have the owner grant it: access=, allow_users=, the same secret= on both sides.
     """
 
 class TimedOut(Error, TimeoutError):
     """
-    Not done in time; what was started goes on.
+    Not done in time. What was started goes on; what was not accepted was not posted.
+
+    Wait again, cancel() it, or give more time.
     """
 
 class WouldBlock(Error, BlockingIOError):
     """
-    A full queue or inbox; nothing was posted.
+    A full queue or inbox, and accept_timeout=0. Nothing was posted.
+
+    Take what has ended or arrived, or let the call wait.
     """
 
 class PeerLost(Error, ConnectionError):
     """
-    The peer's process or engine is gone.
+    The peer's process, engine or host is gone, or no way to it is left.
+
+    Continue with another peer; a transfer's memory is free once .quiet is true.
     """
 
 class Cancelled(Error, RuntimeError):
     """
-    A transfer that was cancelled.
+    A transfer that was cancelled, by cancel() or its deadline. Not one more byte of it lands.
+
+    None is needed: somebody asked for it.
     """
 
 class Closed(Error, RuntimeError):
     """
-    Use of something that was closed.
+    Use of an engine, region or queue that was closed.
+
+    Make another one.
     """
 
 class TransportUnavailable(Error, RuntimeError):
     """
-    No transport reaches the memory; the text says why.
+    No transport that was asked for reaches the memory or the device.
+
+    The text says why, and what would help; `kvzc info` lists what this machine can do.
     """
 
 class Unsupported(Error, NotImplementedError):
     """
     Something that this version does not do.
+
+    The text names what is done instead.
     """
 
 class LimitExceeded(Error, OSError):
     """
-    A limit of the machine; the text says how to raise it.
+    A limit of the machine: memory, locked memory, descriptors, threads, /dev/shm.
+
+    The text says what was asked, what is allowed and how to raise it.
     """
 
 class ForkedEngine(Error, RuntimeError):
     """
-    Use of an engine that belongs to the parent process.
+    Use of an engine or queue that belongs to the parent process.
+
+    Make another one in the child, or start processes by spawn.
     """
 
 class ProtocolError(Error, ConnectionError):
     """
-    A peer that does not keep the protocol.
+    A peer that does not keep the protocol: another version, or not kvzc at all.
+
+    Use one kvzc on both sides; see who listens at the address.
     """
 
 class SystemFailure(Error, OSError):
     """
     A system call that failed for an unexpected reason.
+
+    The text names the call's purpose and the system's word for it.
     """
 
 class Engine:
@@ -181,6 +221,9 @@ class Engine:
     peer_timeout: whole seconds, 2 or more, after which a host that answers nothing is lost. A
         process that is only busy or stopped still answers: its kernel does.
     rdma: an Rdma, to choose RDMA devices and how they are used.
+    trace: a file that is appended what transfers did when, for Perfetto (ui.perfetto.dev): a lane
+        per peer and direction, time in queues and in copies apart. Engines and processes may share
+        one. Default: the environment variable KVZC_TRACE, if that is set.
     faults: a Faults, to make trouble on demand in tests.
     """
     def __enter__(self) -> Engine: ...
@@ -204,10 +247,18 @@ class Engine:
         secret: bytes | str | None = None,
         peer_timeout: typing.SupportsInt | typing.SupportsIndex = 5,
         rdma: Rdma | None = None,
+        trace: str | None = None,
         faults: Faults | None = None,
     ) -> None: ...
     def __reduce__(self) -> typing.Any: ...
     def __repr__(self) -> str: ...
+    def catalog(self) -> Catalog:
+        """
+        Gives a Catalog of all regions that are open now, for callers that exchange raw addresses.
+
+        Opt-in, since it holds the keys of them all. What is registered later needs a fresh one; what
+        is closed later is refused as Revoked. Raises LimitExceeded, Closed.
+        """
     def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
         """
         Ends everything: transfers, handles, peers, threads. Idempotent. Raises TimedOut when
@@ -293,6 +344,14 @@ class Engine:
 
         Returns a Transfer. Raises PeerLost, StaleHandle, Revoked, WouldBlock, TimedOut, Closed.
         """
+    def peer_stats(self) -> list[dict[str, typing.Any]]:
+        """
+        What has moved to and from each peer that was ever connected: a list of dicts with its name
+        and incarnation, whether it is connected, and for 'put' and 'get' the transfers done, failed
+        and cancelled; bytes, runs and nanoseconds (from acceptance to the end) of those done; and
+        histograms [(least, count)] by powers of two, 'by_bytes' and 'by_ns'. Beyond 1,024 peers the
+        rest is counted together, under an empty name.
+        """
     def plan(
         self,
         source_group: typing.Any,
@@ -327,8 +386,8 @@ class Engine:
         Writes `source` into the memory behind `target`; the other side's program takes no part.
 
         source: a Region or LocalView, or what register() takes, also read-only. It may be reused
-            once the transfer is done, and is kept alive until then. It need not be registered; memory
-            outside every region is counted in stats()['temporary_registrations'].
+            once the transfer is done, and is kept alive until then. It need not be registered;
+            memory outside every region is counted in stats()['temporary_registrations'].
         target: a RemoteHandle or a part of one, of equal shape and dtype.
         after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
         notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
@@ -361,10 +420,10 @@ class Engine:
         """
         Registers memory, so that peers can be given handles to it.
 
-        obj: a torch CPU tensor, a NumPy array, a CPU tensor of any library that has DLPack, a writable
-            buffer, or a dict of names to such: one group with one handle. A non-contiguous tensor
-            keeps its shape and strides. The objects are kept alive until the region is closed; a
-            storage that is registered twice is registered once.
+        obj: a torch CPU tensor, a NumPy array, a CPU tensor of any library that has DLPack, a
+            writable buffer, or a dict of names to such: one group with one handle. A non-contiguous
+            tensor keeps its shape and strides. The objects are kept alive until the region is closed;
+            a storage that is registered twice is registered once.
 
         dtypes: those of torch and NumPy, ml_dtypes' bfloat16 and float8 (the same names, the same
         types). NumPy's structured types, strings and times move as their bytes: both sides need the
@@ -372,6 +431,17 @@ class Engine:
 
         Returns a Region. Raises InvalidArgument (empty, read-only, meta), Unsupported (dtype, device,
         layout), LimitExceeded, Closed.
+        """
+    def resolve(
+        self,
+        catalog: Catalog,
+        address: typing.SupportsInt | typing.SupportsIndex,
+        nbytes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> RemoteView:
+        """
+        Gives the owner's bytes at this address of its own as uint8[nbytes]: the target of a put, the
+        source of a get. Raises OutOfRange, naming them, when they are not within one region of the
+        catalog.
         """
     def stats(self) -> dict[str, int]:
         """
@@ -682,15 +752,15 @@ class RemoteView:
         """
     def view(self, dtype: typing.Any) -> RemoteView:
         """
-        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and converts
-        nothing; in a group it applies to every tensor.
+        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and
+        converts nothing; in a group it applies to every tensor.
 
-        Where the sizes of the elements differ the last axis grows or shrinks: it must be contiguous,
-        and its bytes a multiple of the new size.
+        Where the sizes of the elements differ the last axis grows or shrinks: it must be
+        contiguous, and its bytes a multiple of the new size.
 
         dtype: a torch dtype, whatever NumPy makes a dtype of, or a name as .dtype gives it. Raises
-        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not move,
-        Closed for a closed region.
+        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not
+        move, Closed for a closed region.
         """
     @property
     def access(self) -> str:
@@ -700,9 +770,9 @@ class RemoteView:
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
-        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
-        InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such
+        as structured ones, 'record', the bytes of an element, and a fingerprint of the dtype.
+        Raises InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -796,9 +866,9 @@ class Grant:
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
-        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
-        InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such
+        as structured ones, 'record', the bytes of an element, and a fingerprint of the dtype.
+        Raises InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -861,22 +931,22 @@ class LocalView:
         """
     def view(self, dtype: typing.Any) -> LocalView:
         """
-        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and converts
-        nothing; in a group it applies to every tensor.
+        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and
+        converts nothing; in a group it applies to every tensor.
 
-        Where the sizes of the elements differ the last axis grows or shrinks: it must be contiguous,
-        and its bytes a multiple of the new size.
+        Where the sizes of the elements differ the last axis grows or shrinks: it must be
+        contiguous, and its bytes a multiple of the new size.
 
         dtype: a torch dtype, whatever NumPy makes a dtype of, or a name as .dtype gives it. Raises
-        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not move,
-        Closed for a closed region.
+        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not
+        move, Closed for a closed region.
         """
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
-        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
-        InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such
+        as structured ones, 'record', the bytes of an element, and a fingerprint of the dtype.
+        Raises InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -969,15 +1039,15 @@ class Region:
         """
     def view(self, dtype: typing.Any) -> LocalView:
         """
-        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and converts
-        nothing; in a group it applies to every tensor.
+        The same bytes as elements of another type, as torch's Tensor.view(dtype). Copies and
+        converts nothing; in a group it applies to every tensor.
 
-        Where the sizes of the elements differ the last axis grows or shrinks: it must be contiguous,
-        and its bytes a multiple of the new size.
+        Where the sizes of the elements differ the last axis grows or shrinks: it must be
+        contiguous, and its bytes a multiple of the new size.
 
         dtype: a torch dtype, whatever NumPy makes a dtype of, or a name as .dtype gives it. Raises
-        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not move,
-        Closed for a closed region.
+        InvalidArgument (a ValueError) with the remedy, Unsupported for types that kvzc does not
+        move, Closed for a closed region.
         """
     @property
     def closed(self) -> bool:
@@ -987,9 +1057,9 @@ class Region:
     @property
     def dtype(self) -> str:
         """
-        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such as
-        structured ones, 'record', the bytes of an element, and a fingerprint of the dtype. Raises
-        InvalidArgument for a group.
+        Name of the element type, as in torch and NumPy: 'bfloat16'. Of other NumPy types, such
+        as structured ones, 'record', the bytes of an element, and a fingerprint of the dtype.
+        Raises InvalidArgument for a group.
         """
     @property
     def names(self) -> list[str]:
@@ -1014,6 +1084,97 @@ class Region:
 
 class _Now:
     def __repr__(self) -> str: ...
+
+class Memory:
+    """
+    Memory of this process that is known by numbers alone, as uint8[nbytes].
+
+    address, nbytes: all of it must be mapped; whether it can be written is looked up.
+    device: 'cpu' in this version.
+    owner: an object that keeps it mapped; held as long as kvzc uses the memory. Without one
+        that is the caller's to see to, until the region is closed or the transfer has ended.
+
+    For register(), and for put() and get(). Raises InvalidArgument naming the first byte that is
+    not mapped.
+    """
+    def __init__(
+        self,
+        address: typing.SupportsInt | typing.SupportsIndex,
+        nbytes: typing.SupportsInt | typing.SupportsIndex,
+        device: str = "cpu",
+        owner: typing.Any = None,
+    ) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def address(self) -> int:
+        """
+        Where it begins.
+        """
+    @property
+    def device(self) -> str:
+        """
+        Where it is.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size in bytes.
+        """
+    @property
+    def owner(self) -> typing.Any:
+        """
+        What keeps it mapped, or None.
+        """
+    @property
+    def writable(self) -> bool:
+        """
+        Whether it can be written.
+        """
+
+class Catalog:
+    """
+    All memory that an engine had registered when it was made: see Engine.catalog(). Whoever has
+    its bytes may put into and get from all of it, so they travel by a channel that you trust.
+    """
+    @staticmethod
+    def from_bytes(data: bytes) -> Catalog:
+        """
+        Reads what to_bytes() gave. Raises BadHandle (a ValueError).
+        """
+    @staticmethod
+    def from_text(text: str) -> Catalog:
+        """
+        Reads what to_text() gave. Raises BadHandle (a ValueError).
+        """
+    def __repr__(self) -> str: ...
+    def resolve(
+        self,
+        address: typing.SupportsInt | typing.SupportsIndex,
+        nbytes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> RemoteView:
+        """
+        Gives the owner's bytes at this address of its own as uint8[nbytes]: the target of a put, the
+        source of a get. Raises OutOfRange, naming them, when they are not within one region of the
+        catalog.
+        """
+    def to_bytes(self) -> bytes:
+        """
+        Gives the catalog as bytes, versioned and complete.
+        """
+    def to_text(self) -> str:
+        """
+        Gives the catalog as text that fits into URLs and JSON.
+        """
+    @property
+    def engine(self) -> str:
+        """
+        Name of the engine that owns it.
+        """
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """
+        (address, nbytes) of all it holds, in order; none lies within another.
+        """
 
 class Peer:
     """
@@ -1332,8 +1493,8 @@ def put(
     Writes `source` into the memory behind `target`; the other side's program takes no part.
 
     source: a Region or LocalView, or what register() takes, also read-only. It may be reused
-        once the transfer is done, and is kept alive until then. It need not be registered; memory
-        outside every region is counted in stats()['temporary_registrations'].
+        once the transfer is done, and is kept alive until then. It need not be registered;
+        memory outside every region is counted in stats()['temporary_registrations'].
     target: a RemoteHandle or a part of one, of equal shape and dtype.
     after: what the source must wait for on its device, or kvzc.NOW; nothing on CPU memory.
     notify: a tag of up to 240 bytes that arrives at the target's engine after every byte.
@@ -1367,10 +1528,10 @@ def register(obj: typing.Any) -> Region:
     """
     Registers memory, so that peers can be given handles to it.
 
-    obj: a torch CPU tensor, a NumPy array, a CPU tensor of any library that has DLPack, a writable
-        buffer, or a dict of names to such: one group with one handle. A non-contiguous tensor
-        keeps its shape and strides. The objects are kept alive until the region is closed; a
-        storage that is registered twice is registered once.
+    obj: a torch CPU tensor, a NumPy array, a CPU tensor of any library that has DLPack, a
+        writable buffer, or a dict of names to such: one group with one handle. A non-contiguous
+        tensor keeps its shape and strides. The objects are kept alive until the region is closed;
+        a storage that is registered twice is registered once.
 
     dtypes: those of torch and NumPy, ml_dtypes' bfloat16 and float8 (the same names, the same
     types). NumPy's structured types, strings and times move as their bytes: both sides need the

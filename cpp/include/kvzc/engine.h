@@ -12,9 +12,11 @@
 #include <string_view>
 #include <vector>
 
+#include "kvzc/catalog.h"
 #include "kvzc/faults.h"
 #include "kvzc/handle.h"
 #include "kvzc/memory.h"
+#include "kvzc/stats.h"
 #include "kvzc/status.h"
 #include "kvzc/transport.h"
 #include "kvzc/view.h"
@@ -40,6 +42,7 @@ struct EngineOptions {
   int peer_timeout_seconds = 5;  // A host that is silent for so long is lost; 2 or more.
   TransportTuning tuning;
   RdmaOptions rdma;
+  std::string trace;  // A file that says what transfers did when. Empty: $KVZC_TRACE, if that is set.
   std::optional<FaultOptions> faults;          // Trouble on demand, for tests.
   std::shared_ptr<SharedAllocator> allocator;  // Null: the engine makes its own.
 };
@@ -177,6 +180,7 @@ struct TransferOptions {
   std::optional<std::string_view> notify;
   std::uint64_t after = 0;  // What the source waits for on its device; nothing on CPU memory.
   std::int64_t deadline_ns = INT64_MAX;  // Cancels by itself.
+  std::string_view label;  // Stands in the trace, where there is one.
 };
 
 // Where somebody who cuts a transfer himself puts its runs.
@@ -206,15 +210,11 @@ class RunCutter {
   virtual Status cut(RunList& runs) const = 0;
 };
 
-struct EngineStats {
-  std::uint64_t regions = 0, storages = 0, grants = 0, peers = 0;
-  std::uint64_t transfers_running = 0, transfers_done = 0, transfers_failed = 0,
-                transfers_cancelled = 0;
-  std::uint64_t bytes_done = 0, runs_done = 0, temporary_registrations = 0;
-  std::uint64_t arrivals_pending = 0, arrivals_arrived = 0, arrivals_taken = 0,
-                arrivals_expired = 0, arrivals_forgotten = 0;
-  // Of revoked grants that a peer which did not answer may still be within.
-  std::uint64_t quarantined_bytes = 0;
+// What an engine has moved to and from one peer, ever.
+struct PeerStats {
+  PeerInfo peer;
+  bool is_connected = false;
+  TrafficStats put, get;
 };
 
 class Engine {
@@ -231,6 +231,8 @@ class Engine {
   const std::vector<std::string>& addresses() const;
   SharedAllocator& allocator() const;
   const EngineOptions& options() const;
+  // Says whether labels are of any use: there is a trace.
+  bool is_traced() const;
   // Says whether calls will be served: kClosed, kForkedEngine or ok.
   Status usable() const;
 
@@ -243,6 +245,9 @@ class Engine {
   // Gives a grant of just that view. Errors: kNotRegistered when it is no part of an open region
   // of this engine; kLimitExceeded. Cost: microseconds.
   Result<Grant> grant(const LocalView& view, Access access);
+
+  // Gives the handles of all regions that are open now, with where they lie. Errors: kLimitExceeded.
+  Result<Catalog> catalog();
 
   // Starts one transfer. Never waits. Errors: kWouldBlock when a queue or the peer's inbox is
   // full, nothing was posted; whatever can be known before the first byte moves.
@@ -284,6 +289,9 @@ class Engine {
   int arrivals_fd();
 
   EngineStats stats() const;
+  // Per peer that was ever connected; of many that are gone only the sums are left, under an empty
+  // name.
+  std::vector<PeerStats> peer_stats() const;
   // Ends everything: transfers, grants, peers, threads. Idempotent. Errors: kTimedOut when a
   // transfer or a peer did not come to rest in time; everything is closed all the same. A call with
   // an earlier deadline hurries one that waits on another thread.

@@ -43,7 +43,10 @@ Result<std::vector<std::byte>> encode_handle(const HandleInfo& info);
 // Errors: kBadHandle for anything truncated, damaged, from a later version, or out of bounds.
 Result<HandleInfo> decode_handle(std::span<const std::byte> bytes);
 
-// Base64 for URLs, with a prefix that says what it is.
+// Base64 for URLs, after a prefix that says what it is. Errors: kBadHandle.
+std::string bytes_to_text(std::string_view prefix, std::span<const std::byte> bytes);
+Result<std::vector<std::byte>> bytes_from_text(std::string_view prefix, std::string_view text);
+// The same for handles.
 std::string handle_to_text(std::span<const std::byte> bytes);
 Result<std::vector<std::byte>> handle_from_text(std::string_view text);
 

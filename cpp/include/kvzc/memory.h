@@ -23,6 +23,11 @@ struct RegionRecord;
 // May be dropped on any thread.
 using KeepAlive = std::shared_ptr<void>;
 
+// Looks at bytes of this process that somebody names by their address: gives whether they can be
+// written. Errors: kInvalidArgument, naming the first byte that is not mapped, or not readable. Cost:
+// reads the list of the process's mappings.
+Result<bool> is_writable_memory(std::uint64_t address, std::uint64_t nbytes);
+
 // One piece of memory that every local transport can map: a sealed memfd.
 class SharedAllocation {
  public:

@@ -43,6 +43,12 @@ enum class Code : std::uint8_t {
 #undef KVZC_ENUM
 };
 
+inline constexpr std::size_t kCodeCount = 1
+#define KVZC_COUNT(code, name, builtin) +1
+    KVZC_STATUS_CODES(KVZC_COUNT)
+#undef KVZC_COUNT
+    ;
+
 // Gives the name of a code, as Python spells the exception.
 std::string_view code_name(Code code);
 

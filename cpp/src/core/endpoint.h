@@ -19,6 +19,7 @@
 #include "core/control_loop.h"
 #include "core/control_socket.h"
 #include "core/grant_table.h"
+#include "core/traffic.h"
 #include "core/wire.h"
 #include "kvzc/engine.h"
 #include "kvzc/transport.h"
@@ -85,8 +86,13 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Looks whether a channel has found out by itself that it is lost; if so, all is. Thread: any.
   void look_at_channels();
 
+  // Counts what goes to this peer. Requires: is_ready() was seen.
+  PeerTraffic& traffic() const { return *traffic_; }
+
   // --- Thread: control. ---
 
+  // Before it is ready.
+  void count_in(std::shared_ptr<PeerTraffic> traffic) { traffic_ = std::move(traffic); }
   // Begins to reach the peer that `first` names; its grant's key opens the door.
   void connect(std::shared_ptr<Binding> first);
   // Takes over a connection that was accepted.
@@ -184,6 +190,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::string_view secret() const;
   std::string peer_words() const;
 
+  std::shared_ptr<PeerTraffic> traffic_;
   EndpointHost& host_;
   const std::int64_t handshake_deadline_ns_;
 

@@ -278,6 +278,8 @@ Result<Grant> Engine::grant(const LocalView& view, Access access) {
   return core_->grant(view, access);
 }
 
+Result<Catalog> Engine::catalog() { return core_->catalog(); }
+
 Result<Transfer> Engine::try_put(std::span<const TransferItem> items,
                                  const TransferOptions& options) {
   return core_->try_submit(Direction::kPut, items, options);
@@ -362,7 +364,9 @@ std::shared_ptr<void> Engine::expect_arrivals(std::string_view tag) {
 std::vector<Arrival> Engine::poll_arrivals(std::size_t most) { return core_->poll_arrivals(most); }
 void Engine::forget_arrivals(std::string_view tag) { core_->forget_arrivals(tag); }
 int Engine::arrivals_fd() { return core_->arrivals_fd(); }
+bool Engine::is_traced() const { return core_->is_traced(); }
 EngineStats Engine::stats() const { return core_->stats(); }
+std::vector<PeerStats> Engine::peer_stats() const { return core_->peer_stats(); }
 Status Engine::close(std::int64_t deadline_ns) { return core_->close(deadline_ns); }
 
 }  // namespace kvzc

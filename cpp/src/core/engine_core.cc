@@ -32,6 +32,7 @@ constexpr std::int64_t kCutPatienceNs = 200'000'000;
 constexpr std::int64_t kAcceptPauseNs = 100'000'000;
 constexpr std::size_t kMostHalfOpen = 128;
 constexpr std::size_t kMostLostPeers = 4096;
+constexpr std::size_t kMostCountedPeers = 1024;
 constexpr std::size_t kMostStorages = 4096;
 // The list of runs of one transfer takes 24 bytes each: 400 MB.
 constexpr std::uint64_t kMostPieces = 1u << 24;
@@ -101,6 +102,13 @@ Status EngineCore::start() {
   }
   // With the host's mark: a handle that has travelled finds nobody there, whatever runs there.
   address_ = "kvzc/" + std::to_string(getuid()) + "/" + options_.name + "/" + host_token();
+
+  const char* const wished = options_.trace.empty() ? getenv("KVZC_TRACE") : options_.trace.c_str();
+  if (wished != nullptr && *wished != '\0') {
+    Result<std::unique_ptr<Trace>> trace = Trace::open(wished, options_.name);
+    if (!trace.is_ok()) return trace.status();
+    trace_ = trace.take();
+  }
 
   Result<Doorbell> doorbell = Doorbell::create();
   if (!doorbell.is_ok()) return doorbell.status();
@@ -263,6 +271,7 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   // Whoever asks again must be told of those who are still within.
   if (!is_haunted) doubtful_.clear();
   sockets_.forget_all();
+  if (trace_) trace_->flush();
   return outcome;
 }
 
@@ -438,6 +447,35 @@ Result<HandleInfo> EngineCore::describe(const GrantRecord& grant, const View& vi
   for (const auto& storage : memory->storages) info.storage_nbytes.push_back(storage->nbytes);
   info.view = view;
   return info;
+}
+
+Result<Catalog> EngineCore::catalog() {
+  std::vector<std::shared_ptr<RegionRecord>> regions;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, record] : regions_) regions.push_back(record);
+  }
+  Catalog out(options_.name);
+  for (const auto& record : regions) {
+    Result<std::shared_ptr<const GrantRecord>> grant = whole_grant(*record);
+    // One that is being closed is not there any more.
+    if (grant.status().code() == Code::kClosed && usable().is_ok()) continue;
+    if (!grant.is_ok()) return grant.status();
+    const std::shared_ptr<const RegionMemory> memory = (*grant)->memory.lock();
+    Result<HandleInfo> info = describe(**grant, record->layout);
+    if (!memory || info.status().code() == Code::kRevoked) continue;
+    if (!info.is_ok()) return info.status();
+    RemoteView handle;
+    handle.view = info->view;
+    handle.handle = std::make_shared<RemoteView::Shared>();
+    handle.handle->info = info.take();
+    std::vector<std::uint64_t> addresses;
+    for (const auto& storage : memory->storages) {
+      addresses.push_back(reinterpret_cast<std::uint64_t>(storage->data));
+    }
+    out.add(handle, addresses);
+  }
+  return out;
 }
 
 Result<std::string> EngineCore::explain(const RemoteView& target) {
@@ -856,6 +894,8 @@ Status EngineCore::dispatch(OperationSlot& slot,
   slot.fence = resolved->fence;
   slot.transport.store(resolved->transport, std::memory_order_relaxed);
   slot.road = resolved->endpoint;
+  slot.traffic = &resolved->endpoint->traffic().in(slot.direction);
+  if (trace_) slot.posted_ns = now_ns();
   slot.pins.push_back(resolved);
   resolved->channel->post(slot);
   return Status::ok();
@@ -911,6 +951,7 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
   slot->state.restart(now);
   slot->direction = direction;
   slot->after = options.after;
+  if (trace_) slot->label = options.label;
   slot->binding = std::move(binding);
   if (options.notify) {
     slot->has_tag = true;
@@ -1089,6 +1130,8 @@ Result<Transfer> EngineCore::try_notify(const PeerInfo& target, const TransferOp
   slot->has_credit = true;
   slot->transport.store(endpoint->tag_transport(), std::memory_order_relaxed);
   slot->road = endpoint;
+  slot->traffic = &endpoint->traffic().put;
+  if (trace_) slot->posted_ns = now_ns();
   Transfer transfer(shared_from_this(), slot);
   channel->post(*slot);
   return transfer;
@@ -1130,6 +1173,7 @@ void EngineCore::wait_for_room(const PeerInfo& target, const TransferOptions& op
 
 void EngineCore::retire(Operation& operation, Status status) {
   auto& slot = static_cast<OperationSlot&>(operation);
+  const std::int64_t now = now_ns();
   if (status.is_ok()) {
     counters_.done.fetch_add(1, std::memory_order_relaxed);
     counters_.bytes.fetch_add(slot.nbytes, std::memory_order_relaxed);
@@ -1138,12 +1182,23 @@ void EngineCore::retire(Operation& operation, Status status) {
     counters_.cancelled.fetch_add(1, std::memory_order_relaxed);
   } else {
     counters_.failed.fetch_add(1, std::memory_order_relaxed);
+    failed_by_code_[static_cast<std::size_t>(status.code())].fetch_add(1, std::memory_order_relaxed);
   }
   deadlines_.remove(slot);
   // Before the end is told: whoever hears of it may take the memory away.
   slot.pins.clear();
   counters_.running.fetch_sub(1, std::memory_order_seq_cst);
-  slot.state.end(std::move(status), now_ns());
+  if (slot.traffic != nullptr) {
+    if (status.is_ok()) {
+      slot.traffic->count_done(slot.nbytes, slot.run_count, now - slot.state.submitted_ns());
+    } else if (status.code() == Code::kCancelled) {
+      slot.traffic->count_cancelled();
+    } else {
+      slot.traffic->count_failed();
+    }
+  }
+  if (trace_) trace(slot, status, now);
+  slot.state.end(std::move(status), now);
   if (counters_.room_sleepers.load(std::memory_order_seq_cst) != 0) {
     counters_.room_count.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(counters_.room_count, FutexScope::kPrivate);
@@ -1297,7 +1352,47 @@ void EngineCore::endpoint_returned(Endpoint& endpoint) {
   }
 }
 
+std::shared_ptr<PeerTraffic> EngineCore::traffic_of(const PeerInfo& peer) {
+  std::lock_guard lock(mutex_);
+  if (const auto known = traffic_.find(peer.incarnation); known != traffic_.end()) {
+    return known->second;
+  }
+  // Restarts make new peers without an end: those beyond these are counted together.
+  const bool is_room = traffic_.size() < kMostCountedPeers;
+  std::shared_ptr<PeerTraffic>& out = traffic_[is_room ? peer.incarnation : Incarnation{}];
+  if (!out) out = std::make_shared<PeerTraffic>(is_room ? peer : PeerInfo{});
+  return out;
+}
+
+std::vector<PeerStats> EngineCore::peer_stats() const {
+  std::vector<PeerStats> out;
+  if (fork_guard_.is_forked_child()) return out;
+  std::lock_guard lock(mutex_);
+  for (const auto& [incarnation, traffic] : traffic_) {
+    const bool is_connected =
+        std::any_of(drained_->begin(), drained_->end(), [&](const auto& endpoint) {
+          return !endpoint->is_lost() && endpoint->peer_incarnation() == incarnation;
+        });
+    out.push_back({traffic->peer, is_connected, traffic->put.read(), traffic->get.read()});
+  }
+  return out;
+}
+
+void EngineCore::trace(const OperationSlot& slot, const Status& status, std::int64_t done_ns) {
+  const auto* const endpoint = static_cast<const Endpoint*>(slot.road.get());
+  const bool is_put = slot.direction == Direction::kPut;
+  const std::string lane = (is_put ? "put to " : "get from ") +
+                           (endpoint != nullptr ? endpoint->info()->engine_name
+                            : slot.binding      ? slot.binding->info().engine_name
+                                                : "nobody");
+  const char* const transport = slot.transport.load(std::memory_order_relaxed);
+  trace_->add({lane, slot.label, transport != nullptr ? transport : "",
+               status.is_ok() ? std::string_view() : code_name(status.code()), slot.nbytes,
+               slot.run_count, slot.state.submitted_ns(), slot.posted_ns, done_ns});
+}
+
 void EngineCore::endpoint_ready(Endpoint& endpoint) {
+  endpoint.count_in(traffic_of(*endpoint.info()));
   std::lock_guard lock(mutex_);
   lost_peers_.erase(endpoint.peer_incarnation());
   auto list = std::make_shared<Endpoints>(*drained_);
@@ -1640,6 +1735,7 @@ EngineStats EngineCore::stats() {
   out.bytes_done = counters_.bytes.load();
   out.runs_done = counters_.runs.load();
   out.temporary_registrations = counters_.temporary.load();
+  for (std::size_t i = 0; i < kCodeCount; ++i) out.failed_by_code[i] = failed_by_code_[i].load();
   const Inbox::Counts counts = inbox_.counts();
   out.arrivals_pending = counts.pending;
   out.arrivals_arrived = counts.arrived;

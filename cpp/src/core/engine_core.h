@@ -26,6 +26,8 @@
 #include "core/inbox.h"
 #include "core/operation_slot.h"
 #include "core/storage_table.h"
+#include "core/trace.h"
+#include "core/traffic.h"
 #include "kvzc/engine.h"
 
 namespace kvzc {
@@ -79,6 +81,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Gives what a grant of `view` says to the other side.
   Result<HandleInfo> describe(const GrantRecord& grant, const View& view) const;
   bool is_revoked(const GrantRecord& grant) const;
+  Result<Catalog> catalog();
   Result<std::string> explain(const RemoteView& target);
   Status revoke_grant(const std::shared_ptr<const GrantRecord>& grant, std::int64_t deadline_ns,
                       Force force);
@@ -113,7 +116,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   int arrivals_fd();
   Status peer_status(const PeerInfo& peer);
 
+  bool is_traced() const { return trace_ != nullptr; }
   EngineStats stats();
+  std::vector<PeerStats> peer_stats() const;
 
   // --- OperationSink, PeerSink ---
   void retire(Operation& operation, Status status) override;
@@ -228,6 +233,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   Status fill(OperationSlot& slot, const RunCutter& cutter);
   static Status check_targets_disjoint(const OperationSlot& slot);
   static Status check_not_into_itself(const OperationSlot& slot);
+  // Gives where what moves to and from a peer is counted.
+  std::shared_ptr<PeerTraffic> traffic_of(const PeerInfo& peer);
+  void trace(const OperationSlot& slot, const Status& status, std::int64_t done_ns);
   // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.
   Status dispatch(OperationSlot& slot, const std::shared_ptr<const Binding::Resolved>& resolved);
   void abandon(OperationSlot* slot);
@@ -269,7 +277,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Shared by all threads.
   std::mutex close_mutex_;    // One close at a time.
   std::atomic<std::int64_t> close_by_ns_{INT64_MAX};  // The earliest that any of them was given.
-  mutable std::mutex mutex_;  // Guards the next eight.
+  mutable std::mutex mutex_;  // Guards the next nine.
   std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_;
   std::uint64_t next_region_ = 1;
   std::multimap<std::pair<Incarnation, std::uint64_t>, std::weak_ptr<Binding>> bindings_;
@@ -278,6 +286,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Lost, but perhaps still writing: closing a region waits for them too.
   Endpoints doubtful_;
   std::map<Incarnation, LostPeer> lost_peers_;
+  std::map<Incarnation, std::shared_ptr<PeerTraffic>> traffic_;  // Under no incarnation: all others.
   bool has_arrivals_fd_ = false;
 
   // Regions of which a peer that did not answer may still touch the memory.
@@ -291,6 +300,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
     std::atomic<std::uint32_t> room_count{0}, room_sleepers{0};
   };
   Counters counters_;
+  std::array<std::atomic<std::uint64_t>, kCodeCount> failed_by_code_{};
+  std::unique_ptr<Trace> trace_;  // Null: none.
 };
 
 }  // namespace kvzc

@@ -246,7 +246,15 @@ constexpr std::string_view kDigits =
 }
 
 std::string handle_to_text(std::span<const std::byte> bytes) {
-  std::string out(kTextPrefix);
+  return bytes_to_text(kTextPrefix, bytes);
+}
+
+Result<std::vector<std::byte>> handle_from_text(std::string_view text) {
+  return bytes_from_text(kTextPrefix, text);
+}
+
+std::string bytes_to_text(std::string_view prefix, std::span<const std::byte> bytes) {
+  std::string out(prefix);
   for (std::size_t i = 0; i < bytes.size(); i += 3) {
     std::uint32_t group = 0;
     const std::size_t have = std::min<std::size_t>(3, bytes.size() - i);
@@ -258,9 +266,11 @@ std::string handle_to_text(std::span<const std::byte> bytes) {
   return out;
 }
 
-Result<std::vector<std::byte>> handle_from_text(std::string_view text) {
-  if (!text.starts_with(kTextPrefix)) return damaged("the text does not begin with 'kvzc1.'");
-  text.remove_prefix(kTextPrefix.size());
+Result<std::vector<std::byte>> bytes_from_text(std::string_view prefix, std::string_view text) {
+  if (!text.starts_with(prefix)) {
+    return damaged(("the text does not begin with '" + std::string(prefix) + "'").c_str());
+  }
+  text.remove_prefix(prefix.size());
   if (text.size() % 4 == 1) return damaged("the text is truncated");
   std::vector<std::byte> out;
   out.reserve(text.size() * 3 / 4);

@@ -43,6 +43,9 @@ void OperationPool::give_back(OperationSlot* slot) {
   slot->nbytes = 0;
   slot->has_tag = false;
   slot->has_credit = false;
+  slot->traffic = nullptr;
+  slot->label.clear();
+  slot->posted_ns = 0;
   slot->has_deadline = false;
   slot->after = 0;
   slot->clear_failure();

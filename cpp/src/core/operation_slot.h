@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kvzc/transport.h"
@@ -14,6 +15,7 @@
 namespace kvzc {
 
 class Binding;
+class Traffic;
 
 class OperationSlot : public Operation {
  public:
@@ -27,6 +29,10 @@ class OperationSlot : public Operation {
   std::atomic<const char*> transport{nullptr};  // Which one carries it, once chosen.
   std::uint64_t run_count = 0;
   bool has_credit = false;
+  Traffic* traffic = nullptr;  // Of the peer, kept by `road`. Null: none was reached.
+  // For a trace, and only then.
+  std::string label;
+  std::int64_t posted_ns = 0;
   // Its place in Deadlines, as long as that has not come. Set before it is posted.
   bool has_deadline = false;
   std::optional<std::multimap<std::int64_t, OperationSlot*>::iterator> deadline;

@@ -1,0 +1,135 @@
+"""What engines count, for Prometheus: ``pip install kvzc[prometheus]``.
+
+::
+
+    import prometheus_client
+    kvzc.prometheus.export(engine)             # once per engine
+    prometheus_client.start_http_server(9100)
+
+Nothing is sampled or kept in between: each scrape reads ``engine.stats()`` and
+``engine.peer_stats()``. A closed engine is not exported any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from ._core import Engine
+
+# Of engine.stats(): name there, name here, help.
+GAUGES = [
+    ("regions", "kvzc_regions", "Open regions."),
+    ("storages", "kvzc_storages", "Registered storages."),
+    ("grants", "kvzc_grants", "Grants that are alive."),
+    ("peers", "kvzc_peers", "Connected peers."),
+    ("transfers_running", "kvzc_transfers_running", "Transfers that have not ended."),
+    ("arrivals_pending", "kvzc_arrivals_pending", "Tags that nobody has taken."),
+    (
+        "quarantined_bytes",
+        "kvzc_quarantined_bytes",
+        "Bytes of revoked grants that a silent peer may still touch.",
+    ),
+]
+COUNTERS = [
+    ("arrivals_arrived", "kvzc_arrivals", "Tags that came in."),
+    ("arrivals_expired", "kvzc_arrivals_expired", "Tags that nobody took in arrival_ttl."),
+    ("arrivals_forgotten", "kvzc_arrivals_forgotten", "Tags that were forgotten on demand."),
+    (
+        "temporary_registrations",
+        "kvzc_temporary_registrations",
+        "Memory that was registered for one transfer alone.",
+    ),
+]
+FAILED = "transfers_failed_"
+
+
+# Ends of buckets, the same at every scrape: powers of two, as the engine counts.
+BYTES = [2**i for i in range(4, 41, 3)]
+NANOSECONDS = [2**i for i in range(7, 36, 2)]
+
+
+def _histogram(
+    buckets: Iterable[tuple[int, int]], ends: list[int], scale: float
+) -> list[tuple[str, float]]:
+    """Turn (least, count) into cumulative counts below each end."""
+    counted = list(buckets)
+    out = [
+        (repr(end * scale), float(sum(count for least, count in counted if least < end)))
+        for end in ends
+    ]
+    return [*out, ("+Inf", float(sum(count for _, count in counted)))]
+
+
+class EngineCollector(Collector):
+    """Reads one engine at each scrape."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        if self._engine.closed:
+            return
+        name = self._engine.name
+        stats = self._engine.stats()
+        for key, metric, text in GAUGES:
+            gauge = GaugeMetricFamily(metric, text, labels=["engine"])
+            gauge.add_metric([name], stats[key])
+            yield gauge
+        for key, metric, text in COUNTERS:
+            counter = CounterMetricFamily(metric, text, labels=["engine"])
+            counter.add_metric([name], stats[key])
+            yield counter
+        failed = CounterMetricFamily(
+            "kvzc_transfers_failed_by_cause", "Transfers that failed.", labels=["engine", "cause"]
+        )
+        for key, count in stats.items():
+            if key.startswith(FAILED):
+                failed.add_metric([name, key.removeprefix(FAILED)], count)
+        yield failed
+        yield from self._traffic(name, self._engine.peer_stats())
+
+    @staticmethod
+    def _traffic(name: str, peers: list[dict[str, Any]]) -> Iterator[Metric]:
+        labels = ["engine", "peer", "incarnation", "direction"]
+        transfers = CounterMetricFamily(
+            "kvzc_transfers", "Transfers that have ended.", labels=[*labels, "outcome"]
+        )
+        moved = CounterMetricFamily("kvzc_bytes", "Bytes moved.", labels=labels)
+        runs = CounterMetricFamily("kvzc_runs", "Contiguous pieces moved.", labels=labels)
+        size = HistogramMetricFamily("kvzc_transfer_bytes", "Sizes of transfers.", labels=labels)
+        took = HistogramMetricFamily(
+            "kvzc_transfer_seconds", "From acceptance to the end.", labels=labels
+        )
+        for peer in peers:
+            for direction in ("put", "get"):
+                traffic = peer[direction]
+                at = [name, peer["name"], peer["incarnation"], direction]
+                for outcome in ("done", "failed", "cancelled"):
+                    transfers.add_metric([*at, outcome], traffic[outcome])
+                moved.add_metric(at, traffic["bytes"])
+                runs.add_metric(at, traffic["runs"])
+                size.add_metric(at, _histogram(traffic["by_bytes"], BYTES, 1), traffic["bytes"])
+                took.add_metric(
+                    at, _histogram(traffic["by_ns"], NANOSECONDS, 1e-9), traffic["ns"] * 1e-9
+                )
+        yield from (transfers, moved, runs, size, took)
+
+
+def export(engine: Engine, registry: CollectorRegistry = REGISTRY) -> EngineCollector:
+    """Have a registry read this engine at each scrape.
+
+    Returns the collector; ``registry.unregister(collector)`` ends it.
+    """
+    collector = EngineCollector(engine)
+    registry.register(collector)
+    return collector

@@ -1,0 +1,39 @@
+"""The examples of docs/ run, in the order in which they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCUMENTS = [
+    path for path in sorted((ROOT / "docs").glob("*.md")) if BLOCK.search(path.read_text())
+]
+
+
+def test_there_are_examples() -> None:
+    assert ROOT / "docs" / "guide.md" in DOCUMENTS
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_examples_run(document: Path, tmp_path: Path) -> None:
+    program = "\n".join(BLOCK.findall(document.read_text()))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    for document in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
+        for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
+            assert target.startswith("https://") or (document.parent / target).exists(), (
+                f"{document.name}: {target}"
+            )

@@ -1,0 +1,177 @@
+"""Counters, Prometheus, and the trace."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kvzc
+import numpy as np
+import pytest
+from helpers import Peer, State
+from kvzc.prometheus import export
+from prometheus_client import CollectorRegistry, generate_latest
+
+
+@pytest.fixture
+def engines() -> Iterator[tuple[kvzc.Engine, kvzc.Engine]]:
+    with kvzc.Engine("owner-w") as owner, kvzc.Engine("writer-w") as writer:
+        yield owner, writer
+
+
+def test_counts_per_peer_and_direction(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
+    owner, writer = engines
+    target = owner.empty((4, 1024), "uint8")
+    with owner.register(target) as region:
+        handle = region.handle()
+        for _ in range(3):
+            writer.put(np.zeros((2, 1024), np.uint8), handle[::2]).wait(20)
+        writer.get(np.zeros(1024, np.uint8), handle[0]).wait(20)
+        grant = region[0].grant(access="put")
+        revoked = grant.handle()
+        writer.connect(revoked)
+        grant.revoke(timeout=20)
+        with pytest.raises(kvzc.Revoked):
+            writer.put(np.zeros(1024, np.uint8), revoked).wait(20)
+        (peer,) = writer.peer_stats()
+        assert (peer["name"], peer["incarnation"]) == ("owner-w", owner.incarnation)
+        assert peer["connected"]
+        put, got = peer["put"], peer["get"]
+        # connect() is a transfer of no bytes.
+        assert (put["done"], put["bytes"], put["runs"]) == (4, 3 * 2048, 6)
+        assert put["by_bytes"] == [(0, 1), (2048, 3)]
+        assert sum(count for _, count in put["by_ns"]) == 4
+        assert 0 < put["ns"] < 60e9
+        assert (got["done"], got["bytes"], got["by_bytes"]) == (1, 1024, [(1024, 1)])
+        stats = writer.stats()
+        assert stats["transfers_failed_Revoked"] == stats["transfers_failed"]
+        assert stats["transfers_failed_PeerLost"] == 0
+
+
+def test_counters_outlive_the_peer() -> None:
+    with kvzc.Engine() as writer:
+        with kvzc.Engine("short-lived") as owner, owner.register(np.zeros(64, np.uint8)) as region:
+            writer.put(np.zeros(64, np.uint8), region.handle()).wait(20)
+        (peer,) = writer.peer_stats()
+        assert not peer["connected"]
+        assert peer["put"]["bytes"] == 64
+
+
+def test_prometheus_reads_it(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
+    owner, writer = engines
+    registry = CollectorRegistry()
+    export(writer, registry)
+    with owner.register(np.zeros(4096, np.uint8)) as region:
+        for _ in range(2):
+            writer.put(np.zeros(4096, np.uint8), region.handle()).wait(20)
+        text = generate_latest(registry).decode()
+        at = f'direction="put",engine="writer-w",incarnation="{owner.incarnation}",peer="owner-w"'
+        lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+        def value(metric: str, **labels: str) -> float:
+            wanted = sorted([*at.split(","), *(f'{k}="{v}"' for k, v in labels.items())])
+            for line, number in lines.items():
+                name, _, rest = line.partition("{")
+                if name == metric and sorted(rest.rstrip("}").split(",")) == wanted:
+                    return float(number)
+            raise AssertionError(f"no {metric} {labels} in\n{text}")
+
+        assert value("kvzc_bytes_total") == 8192
+        assert value("kvzc_transfers_total", outcome="done") == 2
+        assert value("kvzc_transfer_bytes_count") == 2
+        assert value("kvzc_transfer_bytes_sum") == 8192
+        assert value("kvzc_transfer_bytes_bucket", le="1024") == 0
+        assert value("kvzc_transfer_bytes_bucket", le="8192") == 2
+        assert value("kvzc_transfer_bytes_bucket", le="+Inf") == 2
+        assert 0 < value("kvzc_transfer_seconds_sum") < 60
+        assert lines['kvzc_peers{engine="writer-w"}'] == "1.0"
+        assert 'kvzc_transfers_failed_by_cause_total{cause="PeerLost",engine="writer-w"}' in lines
+    writer.close()
+    assert generate_latest(registry) == b""
+
+
+def events_in(path: Path) -> list[dict[str, Any]]:
+    """Reads the file as Perfetto does: an array that need not be closed."""
+    text = path.read_text()
+    assert text.startswith("[\n")
+    assert text.endswith(",\n")
+    parsed: list[dict[str, Any]] = json.loads(text[:-2] + "]")
+    return parsed
+
+
+def test_the_trace_has_a_lane_per_peer_and_direction(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    count, nbytes = 6, 8 << 20
+    with (
+        kvzc.Engine('o"1') as owner,
+        kvzc.Engine("w", trace=str(path)) as writer,
+        owner.register(owner.empty((count, nbytes), "uint8")) as region,
+    ):
+        handle = region.handle()
+        source = writer.empty((nbytes,), "uint8")
+        running = [writer.put(source, handle[i], label=("layer", i)) for i in range(count)]
+        kvzc.wait(running, 30)
+        writer.get(source, handle[0]).wait(30)
+        with pytest.raises(kvzc.Cancelled):
+            writer.put(source, handle[0], deadline=0).wait(30)
+        ends = {(each.submitted_ns, each.done_ns) for each in running}
+    events = events_in(path)
+    names = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
+    assert set(names.values()) >= {'put to o"1', 'get from o"1'}
+    slices = [event for event in events if event["ph"] == "X"]
+    whole = [each for each in slices if each.get("args")]
+    assert len(whole) == count + 2
+    labelled = {each["args"]["label"] for each in whole if "label" in each["args"]}
+    assert labelled == {str(("layer", i)) for i in range(count)}
+    assert [each["args"]["error"] for each in whole if "error" in each["args"]] == ["Cancelled"]
+    times = {(round(each["ts"] * 1000), round((each["ts"] + each["dur"]) * 1000)) for each in whole}
+    assert ends <= times
+    # Slices of one track never overlap, and queue and copy lie within theirs.
+    for tid in names:
+        at = 0.0
+        for each in (each for each in whole if each["tid"] == tid):
+            assert each["ts"] >= at
+            at = each["ts"] + each["dur"] - 1e-6
+            inner = [
+                part
+                for part in slices
+                if part["tid"] == tid
+                and part["name"] in ("queue", "copy")
+                and each["ts"] - 1e-6 <= part["ts"] < each["ts"] + each["dur"]
+            ]
+            total = sum(part["dur"] for part in inner)
+            assert total == pytest.approx(each["dur"], abs=0.01)
+    assert any(each["name"] == "copy" for each in slices)
+
+
+def put_one(state: State, text: str) -> None:
+    with kvzc.Engine("second") as engine:
+        engine.put(np.zeros(64, np.uint8), kvzc.RemoteHandle.from_text(text)).wait(20)
+
+
+def traced(state: State, path: str) -> None:
+    os.environ["KVZC_TRACE"] = path
+
+
+def test_processes_share_a_file_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "both.json"
+    with kvzc.Engine() as owner, owner.register(np.zeros(64, np.uint8)) as region:
+        monkeypatch.setenv("KVZC_TRACE", str(path))
+        with Peer() as peer, kvzc.Engine("first") as engine:
+            engine.put(np.zeros(64, np.uint8), region.handle()).wait(20)
+            peer.call(traced, str(path))
+            peer.call(put_one, region.handle().to_text())
+        monkeypatch.setenv("KVZC_TRACE", str(tmp_path / "no" / "such" / "folder"))
+        with pytest.raises(kvzc.SystemFailure, match=r"no/such/folder"):
+            kvzc.Engine()
+    events = events_in(path)
+    processes = {
+        event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
+    }
+    assert sorted(processes.values()) == ["kvzc first", "kvzc second"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == set(processes)
