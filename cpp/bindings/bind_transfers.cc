@@ -309,6 +309,10 @@ void bind_transfers(py::module_& module) {
           "transfer's own error; TimedOut, and then the transfer is still running; PeerLost, also\n"
           "when the transfer is not quiet yet (.quiet says so).")
       .def(
+          "wait_on", [](const PyTransfer&, const py::object&) {}, py::arg("stream"),
+          "Has a device's stream wait for the transfer, not the host. On CPU memory, which is all that\n"
+          "this version moves, it does nothing, so that calling code is one for both.")
+      .def(
           "cancel",
           [](const PyTransfer& self, const std::optional<double>& timeout) {
             const std::int64_t deadline = deadline_of(timeout, self.owner->default_timeout);
@@ -349,11 +353,20 @@ void bind_transfers(py::module_& module) {
         return "<kvzc.Transfer " + std::to_string(self.transfer.nbytes()) + " bytes, " + what + ">";
       });
 
+  constexpr const char* kWaitDoc =
+      "Waits for several transfers and returns those that have ended.\n\n"
+      "return_when: 'all' or 'first'. Raises the first error of those that ended, or\n"
+      "TimedOut, and then those that run go on.";
   module.def("wait", &wait_many, py::arg("transfers"), py::arg("timeout") = py::none(),
-             py::arg("return_when") = "all",
-             "Waits for several transfers and returns those that have ended.\n\n"
-             "return_when: 'all' or 'first'. Raises the first error of those that ended, or\n"
-             "TimedOut, and then those that run go on.");
+             py::arg("return_when") = "all", kWaitDoc);
+  const py::handle engine = module.attr("Engine");
+  engine.attr("wait") = py::cpp_function(
+      [](const std::shared_ptr<PyEngine>&, const py::typing::Iterable<PyTransfer>& transfers,
+         const std::optional<double>& timeout, const std::string& return_when) {
+        return wait_many(transfers, timeout, return_when);
+      },
+      py::name("wait"), py::is_method(engine), py::arg("transfers"),
+      py::arg("timeout") = py::none(), py::arg("return_when") = "all", kWaitDoc);
 }
 
 }  // namespace kvzc::bindings

@@ -209,6 +209,17 @@ def test_one_queue_serves_engines_and_threads(engines: tuple[kvzc.Engine, kvzc.E
         assert sorted(seen) == [(i, j) for i in range(threads) for j in range(each)]
 
 
+def test_an_engine_waits_as_the_module_does(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
+    owner, writer = engines
+    with owner.register(row_bytes(owner, 2, 64)) as region:
+        running = [writer.put(np.zeros(64, np.uint8), region.handle()[i]) for i in range(2)]
+        assert writer.wait(running, 20) == running
+        assert writer.wait(running, 20, "first")
+        running[0].wait_on(None)  # Nothing, on CPU memory.
+        with pytest.raises(ValueError, match="'all' or 'first'"):
+            writer.wait(running, 20, "some")
+
+
 # --- On an event loop ---
 
 

@@ -86,6 +86,7 @@ def test_counters_count(engine: kvzc.Engine, small: Any) -> None:
     assert grown == {
         "transfers_done": 5,
         "transfers_failed": 1,
+        "transfers_failed_Revoked": 1,
         "bytes_done": 40,
         "runs_done": 5,
         "temporary_registrations": 6,
