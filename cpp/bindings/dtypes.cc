@@ -64,7 +64,6 @@ std::optional<DType> builtin_dtype(const py::dtype& dtype) {
 // What makes two NumPy types the same bytes with the same meaning: names, types and offsets of the
 // fields, and the size; not titles, alignment or metadata. cpp/WIRE.md relies on it.
 std::string numpy_description(py::handle dtype) {
-  if (dtype.attr("hasobject").cast<bool>()) refuse_numpy(dtype);
   const py::object names = dtype.attr("names");
   if (!names.is_none()) {
     std::string out = "{";

@@ -96,6 +96,15 @@ def test_records_are_equal_by_names_types_offsets_and_size(engine: kvzc.Engine, 
             engine.put(np.zeros(4, other), region.handle())
 
 
+def test_the_shape_of_a_field_is_part_of_the_type(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty(4, [("m", "i4", (2, 3))])
+    with engine.register(cache) as region:
+        engine.put(np.zeros(4, [("m", "i4", (2, 3))]), region.handle()).wait()
+        for shape in ((3, 2), (6,), (1, 2, 3)):
+            with pytest.raises(kvzc.LayoutMismatch):
+                engine.put(np.zeros(4, [("m", "i4", shape)]), region.handle())
+
+
 def test_titles_alignment_flags_and_record_arrays_change_no_type(engine: kvzc.Engine) -> None:
     same = [
         np.dtype([(("a title", "id"), "i4"), ("score", "f8"), ("tag", "S3")]),
