@@ -1,10 +1,7 @@
-"""DLPack tensors made by hand, to say what no library says: the structures of dlpack.h 1.3.
-
-Deleters are Python functions that are called without taking the GIL (PYFUNCTYPE): whoever calls
-one without holding it crashes.
-"""
+"""DLPack tensors made by hand, to say what no library says: the structures of dlpack.h 1.3."""
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +100,8 @@ class Producer:
         is_versioned: bool = True,
     ) -> None:
         self.given = 0  # How many managed tensors were made,
-        self.returned = 0  # and given back.
+        self.returned = 0  # and given back,
+        self.strange_threads = 0  # how many of them by threads that Python did not start.
         self.device = device
         self.is_versioned = is_versioned
         self.arguments: list[dict[str, Any]] = []
@@ -127,6 +125,8 @@ class Producer:
 
     def _take_back(self, address: int) -> None:
         del self._alive[address]
+        # ctypes takes the GIL for whoever calls; these threads cannot have had it.
+        self.strange_threads += isinstance(threading.current_thread(), threading._DummyThread)
         self.returned += 1
 
     def managed(self) -> ctypes.Structure:

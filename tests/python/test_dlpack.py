@@ -334,6 +334,7 @@ def test_deleters_hold_the_gil_whoever_lets_go(engine: kvzc.Engine) -> None:
             if number % 3 == 0:
                 until(lambda: engine.stats()["transfers_running"] == 0)
         until(lambda: producer.returned == producer.given == 30)
+    assert producer.strange_threads == 0
     assert (cache == 1).all()
 
 
