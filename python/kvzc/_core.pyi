@@ -447,6 +447,18 @@ class Engine:
         """
         A snapshot of the engine's counters.
         """
+    def wait(
+        self,
+        transfers: collections.abc.Iterable[Transfer],
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        return_when: str = "all",
+    ) -> list[Transfer]:
+        """
+        Waits for several transfers and returns those that have ended.
+
+        return_when: 'all' or 'first'. Raises the first error of those that ended, or
+        TimedOut, and then those that run go on.
+        """
     @property
     def addresses(self) -> list[str]:
         """
@@ -509,6 +521,11 @@ class Transfer:
         timeout: seconds; None is the engine's default, math.inf waits for ever. Raises the
         transfer's own error; TimedOut, and then the transfer is still running; PeerLost, also
         when the transfer is not quiet yet (.quiet says so).
+        """
+    def wait_on(self, stream: typing.Any) -> None:
+        """
+        Has a device's stream wait for the transfer, not the host. On CPU memory, which is all that
+        this version moves, it does nothing, so that calling code is one for both.
         """
     @property
     def _lost(self) -> typing.Any:

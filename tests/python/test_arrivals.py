@@ -12,7 +12,7 @@ from typing import Any
 import kvzc
 import numpy as np
 import pytest
-from helpers import Peer, State, open_files, run_script, until
+from helpers import Peer, State, open_files, run_script, stop, until
 
 MIB = 1 << 20
 ONES = np.ones(8, np.uint8)
@@ -221,7 +221,7 @@ def test_a_stopped_peer_is_not_lost(engine: kvzc.Engine, peer: Peer) -> None:
         peer.call(writer_start, region.handle().to_text())
         peer.call(writer_put, [b"hello"])
         other = engine.arrivals.wait(b"hello").peer
-        peer.signal(signal.SIGSTOP)
+        stop(peer)
         with pytest.raises(kvzc.TimedOut):
             engine.arrivals.wait(b"t", peer=other, timeout=1.5)
         peer.signal(signal.SIGCONT)

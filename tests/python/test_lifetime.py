@@ -14,7 +14,7 @@ from typing import Any
 import kvzc
 import numpy as np
 import pytest
-from helpers import Peer, State, leftovers, mappings, open_files, run_script, threads, until
+from helpers import Peer, State, leftovers, mappings, open_files, run_script, stop, threads, until
 
 MIB = 1 << 20
 ONES = np.ones(8, np.uint8)
@@ -565,7 +565,7 @@ def test_a_stopped_writer_cannot_hold_up_the_owner_for_ever(engine: kvzc.Engine)
         writer.start(write_for_ever, region.handle().to_text(), nbytes)
         engine.arrivals.wait(b"begins")
         time.sleep(0.05)
-        writer.signal(signal.SIGSTOP)
+        stop(writer)
         start = time.monotonic()
         try:
             region.close(0.5)
