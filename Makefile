@@ -45,7 +45,7 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all test-core test-python test-asan test-tsan test-rdma docs \
-        test-rdma-demo test-aarch64 test-wheel lint bench bench-core bench-rdma stub clean \
+        test-rdma-demo test-aarch64 test-wheel lint bench bench-core bench-python bench-rdma stub clean \
         distclean gtest verbs
 
 help:
@@ -154,7 +154,10 @@ lint: $(VENV)/.installed
 	ruff format --check $(PATHS)
 	mypy
 
-bench: bench-core
+bench: bench-core bench-python
+
+bench-python: $(VENV)/.installed
+	$(PY) bench/python/python_cost.py $(PYTHON_BENCH_ARGS)
 
 bench-rdma: $(VENV)/.tools verbs
 	$(call build,bench,-DKVZC_BENCH=ON -DKVZC_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DKVZC_RDMA=ON)

@@ -31,6 +31,21 @@ def test_examples_run(document: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_examples_are_typed(document: Path, tmp_path: Path) -> None:
+    """A user's program under mypy --strict, against the stub that is installed."""
+    program = tmp_path / "example.py"
+    program.write_text("\n".join(BLOCK.findall(document.read_text())))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_links_lead_somewhere() -> None:
     for document in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
         for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
