@@ -179,8 +179,8 @@ Status check_same_layout(const View& source, const View& target);
 Status check_no_overlap(const TensorView& target);
 
 // Appends the runs that pair the elements of `local` (in memory at `local_data`) with those of
-// `remote`, neighbours merged where both sides are contiguous. In index order, but for axes that
-// both sides walk backwards: these are walked forwards.
+// `remote`, neighbours merged where both sides are contiguous; in the order in which they lie, as far
+// as both sides agree.
 // Gives how many pieces there are before neighbours are merged; with more than `most_pieces` it appends
 // nothing.
 // Requires: equal shapes and dtypes. Cost: grows with the number of pieces, not of elements.

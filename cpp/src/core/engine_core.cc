@@ -904,7 +904,8 @@ Status EngineCore::dispatch(OperationSlot& slot,
 void EngineCore::abandon(OperationSlot* slot) {
   // Ended, so that nobody who might look at it waits.
   slot->state.end(Status(Code::kCancelled, "never started"), 0);
-  counters_.running.fetch_sub(1, std::memory_order_release);
+  counters_.running.fetch_sub(1, std::memory_order_seq_cst);
+  wake_for_room();
   deadlines_.remove(*slot);
   slot->pins.clear();
   release(*slot);
@@ -940,7 +941,8 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
   // The counter first, the closed flag after it: close() looks in the other order. All four looks
   // are sequentially consistent, so that one of the two sees the other.
   if (counters_.running.fetch_add(1, std::memory_order_seq_cst) >= options_.max_transfers) {
-    counters_.running.fetch_sub(1, std::memory_order_release);
+    counters_.running.fetch_sub(1, std::memory_order_seq_cst);
+    wake_for_room();  // Somebody may have seen the one too many.
     return Status(Code::kWouldBlock, std::to_string(options_.max_transfers) +
                                          " transfers are running, which is as many as this engine "
                                          "was made for");
@@ -1199,11 +1201,14 @@ void EngineCore::retire(Operation& operation, Status status) {
   }
   if (trace_) trace(slot, status, now);
   slot.state.end(std::move(status), now);
-  if (counters_.room_sleepers.load(std::memory_order_seq_cst) != 0) {
-    counters_.room_count.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(counters_.room_count, FutexScope::kPrivate);
-  }
+  wake_for_room();
   release(operation);
+}
+
+void EngineCore::wake_for_room() {
+  if (counters_.room_sleepers.load(std::memory_order_seq_cst) == 0) return;
+  counters_.room_count.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(counters_.room_count, FutexScope::kPrivate);
 }
 
 void EngineCore::release(Operation& operation) {

@@ -200,6 +200,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
                                std::shared_ptr<Binding> binding);
   // Fails it and lets nothing more of it begin.
   void stop(OperationSlot& slot, const Status& why);
+  // Wakes those who sleep while as many run as may. Requires: one less runs.
+  void wake_for_room();
   // Sleeps while as many run as may; gives whether it did.
   bool wait_for_slot(std::int64_t left_ns);
   std::shared_ptr<Endpoint> endpoint_of(const PeerInfo& peer) const;

@@ -496,6 +496,12 @@ Status check_same_layout(const View& source, const View& target) {
 
 namespace {
 
+// Also of the least number there is.
+std::uint64_t magnitude(std::int64_t number) {
+  const auto bits = static_cast<std::uint64_t>(number);
+  return number < 0 ? ~bits + 1 : bits;
+}
+
 // Axes of both sides, outermost first, with what belongs together joined.
 struct PairedAxis {
   std::int64_t size;
@@ -505,6 +511,8 @@ struct PairedAxis {
   const std::int64_t* remote_list;
 
   bool is_regular() const { return local_list == nullptr && remote_list == nullptr; }
+  // How far one position is from the next, on the side where that is more.
+  std::uint64_t step() const { return std::max(magnitude(local_stride), magnitude(remote_stride)); }
   std::int64_t local(std::int64_t i) const {
     return (local_list != nullptr ? local_list[i] : i) * local_stride;
   }
@@ -574,25 +582,39 @@ Pairing::Pairing(const TensorView& local, const TensorView& remote)
       remote_at += axis.remote(0);
       continue;
     }
-    if (axis.is_regular()) {
-      // Walked backwards on both sides is the same as forwards.
-      if (axis.local_stride < 0 && axis.remote_stride < 0) {
-        local_at += (axis.size - 1) * axis.local_stride;
-        remote_at += (axis.size - 1) * axis.remote_stride;
-        axis.local_stride = -axis.local_stride;
-        axis.remote_stride = -axis.remote_stride;
-      }
-      if (!axes.empty() && axes.back().is_regular() &&
-          spans(axis.size, axis.local_stride, axes.back().local_stride) &&
-          spans(axis.size, axis.remote_stride, axes.back().remote_stride)) {
-        axes.back().size *= axis.size;
-        axes.back().local_stride = axis.local_stride;
-        axes.back().remote_stride = axis.remote_stride;
-        continue;
-      }
+    // Walked backwards on both sides is the same as forwards.
+    if (axis.is_regular() && axis.local_stride < 0 && axis.remote_stride < 0) {
+      local_at += (axis.size - 1) * axis.local_stride;
+      remote_at += (axis.size - 1) * axis.remote_stride;
+      axis.local_stride = -axis.local_stride;
+      axis.remote_stride = -axis.remote_stride;
     }
     axes.push_back(axis);
   }
+  // Walked in the order in which they lie, so that what both sides have permuted alike is one piece.
+  if (std::all_of(axes.begin(), axes.end(), [](const PairedAxis& each) { return each.is_regular(); })) {
+    // By insertion: they are few, mostly in order, and nothing is allocated.
+    for (auto at = axes.begin(); at != axes.end(); ++at) {
+      const auto place = std::upper_bound(
+          axes.begin(), at, *at,
+          [](const PairedAxis& x, const PairedAxis& y) { return x.step() > y.step(); });
+      std::rotate(place, at, std::next(at));
+    }
+  }
+  std::size_t kept = 0;
+  for (const PairedAxis& axis : axes) {
+    PairedAxis* const outer = kept > 0 ? &axes[kept - 1] : nullptr;
+    if (outer != nullptr && outer->is_regular() && axis.is_regular() &&
+        spans(axis.size, axis.local_stride, outer->local_stride) &&
+        spans(axis.size, axis.remote_stride, outer->remote_stride)) {
+      outer->size *= axis.size;
+      outer->local_stride = axis.local_stride;
+      outer->remote_stride = axis.remote_stride;
+    } else {
+      axes[kept++] = axis;
+    }
+  }
+  axes.resize(kept);
   if (!axes.empty() && axes.back().is_regular() && axes.back().local_stride == item &&
       axes.back().remote_stride == item) {
     piece = axes.back().size * item;
