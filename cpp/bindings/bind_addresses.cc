@@ -98,7 +98,13 @@ void bind_addresses(py::module_& module) {
 
   const py::handle engine = module.attr("Engine");
   engine.attr("catalog") = py::cpp_function(
-      [](const std::shared_ptr<PyEngine>& self) { return take(self->engine->catalog()); },
+      [](const std::shared_ptr<PyEngine>& self) {
+        Result<Catalog> made = [&] {
+          const GilRelease release;
+          return self->engine->catalog();
+        }();
+        return take(std::move(made));
+      },
       py::name("catalog"), py::is_method(engine),
       "Gives a Catalog of all regions that are open now, for callers that exchange raw addresses.\n\n"
       "Opt-in, since it holds the keys of them all. What is registered later needs a fresh one; what\n"

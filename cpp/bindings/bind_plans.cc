@@ -28,12 +28,14 @@ std::unique_ptr<PyPlan> make_plan(const std::shared_ptr<PyEngine>& owner, const 
   }
   const py::object& local = is_source_remote ? target : source;
   const py::object& remote = is_source_remote ? source : target;
-  std::unique_ptr<PyPlan> out(new PyPlan{
-      owner,
-      take(Plan::create(
-          local_of(*owner->engine, is_source_remote ? Direction::kGet : Direction::kPut, local),
-          remote.cast<const RemoteView&>(), block_axis)),
-      {}});
+  LocalView here =
+      local_of(*owner->engine, is_source_remote ? Direction::kGet : Direction::kPut, local);
+  RemoteView there = remote.cast<const RemoteView&>();
+  Result<std::shared_ptr<const Plan>> plan = [&] {
+    const GilRelease release;  // Large groups take a while.
+    return Plan::create(std::move(here), std::move(there), block_axis);
+  }();
+  std::unique_ptr<PyPlan> out(new PyPlan{owner, take(std::move(plan)), {}});
   out->names = out->plan->layer_names();
   return out;
 }

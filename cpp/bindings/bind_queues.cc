@@ -79,6 +79,7 @@ void bind_queues(py::module_& module) {
       .def(
           "_add",
           [](CompletionQueue& self, const PyTransfer& transfer, const py::object& label) {
+            check(transfer.transfer.usable_here());
             const PyTransfer labelled{transfer.owner, transfer.transfer, label};
             take(self.reserve()).fill(transfer.transfer, origin_of(labelled));
           },

@@ -69,7 +69,8 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
   options.deadline_ns = cancel_deadline_of(arguments.deadline);
   std::string label;
   if (owner->is_traced && !arguments.label.is_none()) {
-    options.label = label = py::str(arguments.label).cast<std::string>();
+    const py::str text(arguments.label);
+    options.label = label = text.attr("encode")("utf-8", "backslashreplace").cast<std::string>();
   }
   const std::int64_t deadline =
       std::min(deadline_of(arguments.accept_timeout, owner->default_timeout), options.deadline_ns);

@@ -53,40 +53,50 @@ async def iterate(source: Source[Item]) -> AsyncIterator[Item]:
 
 
 class _Ends:
-    """Tells the futures of one event loop that their transfers have ended."""
+    """Tells the futures of one event loop that their transfers have ended.
+
+    Nothing here refers to the loop but futures that are awaited, so that a loop which is gone takes
+    this along. However often a transfer is awaited, it is watched once.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._queue = CompletionQueue(sys.maxsize)
-        self._waiting: dict[asyncio.Future[None], Transfer] = {}
+        # A transfer is a key from its first await to its end, also when nobody awaits it any more.
+        self._waiting: dict[Transfer, set[asyncio.Future[None]]] = {}
         self._looks = False
         loop.add_reader(self._queue.fileno(), self._tell)
 
     async def wait(self, transfer: Transfer) -> None:
         loop = asyncio.get_running_loop()
+        if transfer not in self._waiting:
+            self._queue._add(transfer, None)
+            self._waiting[transfer] = set()
         future: asyncio.Future[None] = loop.create_future()
-        self._queue._add(transfer, future)
-        self._waiting[future] = transfer
+        futures = self._waiting[transfer]
+        futures.add(future)
         if not self._looks:
             self._looks = True
             loop.call_later(LOOK_S, self._look, loop)
         try:
             await future
         finally:
-            del self._waiting[future]
+            futures.discard(future)
 
     def _tell(self) -> None:
         for transfer in self._queue.poll(256):
-            future: asyncio.Future[None] = transfer.label
-            if not future.done():
-                future.set_result(None)
+            for future in self._waiting.pop(transfer, ()):
+                if not future.done():
+                    future.set_result(None)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        for future, transfer in self._waiting.items():
-            lost = transfer._lost
-            if lost is not None and not future.done():
-                future.set_exception(lost)
-        self._looks = bool(self._waiting)
-        if self._looks:
+        self._looks = False
+        for transfer, futures in list(self._waiting.items()):
+            lost = transfer._lost if futures else None
+            for future in futures if lost is not None else ():
+                if not future.done():
+                    future.set_exception(lost)
+        if any(self._waiting.values()):
+            self._looks = True
             loop.call_later(LOOK_S, self._look, loop)
 
 

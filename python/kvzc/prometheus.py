@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import (
@@ -70,36 +71,47 @@ def _histogram(
     return [*out, ("+Inf", float(sum(count for _, count in counted)))]
 
 
-class EngineCollector(Collector):
-    """Reads one engine at each scrape."""
+class EnginesCollector(Collector):
+    """Reads the engines that were exported to one registry, at each scrape."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
+        self._engines: list[Engine] = []
+
+    def add(self, engine: Engine) -> None:
+        if engine not in self._engines:
+            self._engines.append(engine)
+
+    def remove(self, engine: Engine) -> None:
+        """Export this engine no longer."""
+        self._engines = [each for each in self._engines if each is not engine]
 
     def collect(self) -> Iterator[Metric]:
-        if self._engine.closed:
+        self._engines = [engine for engine in self._engines if not engine.closed]
+        if not self._engines:
             return
-        name = self._engine.name
-        stats = self._engine.stats()
+        read = [(engine.name, engine.stats(), engine.peer_stats()) for engine in self._engines]
         for key, metric, text in GAUGES:
             gauge = GaugeMetricFamily(metric, text, labels=["engine"])
-            gauge.add_metric([name], stats[key])
+            for name, stats, _ in read:
+                gauge.add_metric([name], stats[key])
             yield gauge
         for key, metric, text in COUNTERS:
             counter = CounterMetricFamily(metric, text, labels=["engine"])
-            counter.add_metric([name], stats[key])
+            for name, stats, _ in read:
+                counter.add_metric([name], stats[key])
             yield counter
         failed = CounterMetricFamily(
             "kvzc_transfers_failed_by_cause", "Transfers that failed.", labels=["engine", "cause"]
         )
-        for key, count in stats.items():
-            if key.startswith(FAILED):
-                failed.add_metric([name, key.removeprefix(FAILED)], count)
+        for name, stats, _ in read:
+            for key, count in stats.items():
+                if key.startswith(FAILED):
+                    failed.add_metric([name, key.removeprefix(FAILED)], count)
         yield failed
-        yield from self._traffic(name, self._engine.peer_stats())
+        yield from self._traffic([(name, peers) for name, _, peers in read])
 
     @staticmethod
-    def _traffic(name: str, peers: list[dict[str, Any]]) -> Iterator[Metric]:
+    def _traffic(read: list[tuple[str, list[dict[str, Any]]]]) -> Iterator[Metric]:
         labels = ["engine", "peer", "incarnation", "direction"]
         transfers = CounterMetricFamily(
             "kvzc_transfers", "Transfers that have ended.", labels=[*labels, "outcome"]
@@ -110,7 +122,7 @@ class EngineCollector(Collector):
         took = HistogramMetricFamily(
             "kvzc_transfer_seconds", "From acceptance to the end.", labels=labels
         )
-        for peer in peers:
+        for name, peer in ((name, peer) for name, peers in read for peer in peers):
             for direction in ("put", "get"):
                 traffic = peer[direction]
                 at = [name, peer["name"], peer["incarnation"], direction]
@@ -125,11 +137,17 @@ class EngineCollector(Collector):
         yield from (transfers, moved, runs, size, took)
 
 
-def export(engine: Engine, registry: CollectorRegistry = REGISTRY) -> EngineCollector:
-    """Have a registry read this engine at each scrape.
+_collectors: WeakKeyDictionary[CollectorRegistry, EnginesCollector] = WeakKeyDictionary()
 
-    Returns the collector; ``registry.unregister(collector)`` ends it.
+
+def export(engine: Engine, registry: CollectorRegistry = REGISTRY) -> EnginesCollector:
+    """Have a registry read this engine at each scrape, besides others that it reads already.
+
+    Returns what reads them; its ``remove(engine)`` ends it before the engine is closed.
     """
-    collector = EngineCollector(engine)
-    registry.register(collector)
+    collector = _collectors.get(registry)
+    if collector is None:
+        collector = _collectors[registry] = EnginesCollector()
+        registry.register(collector)
+    collector.add(engine)
     return collector

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import mmap
+import pickle
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -185,10 +186,23 @@ def test_a_storage_in_several_regions_is_there_once(
     assert owner.catalog().resolve(address_of(memory) + 15, 15).nbytes == 15
 
 
+def test_neighbours_of_one_region_are_one_range_whatever_lies_between(
+    engines: tuple[kvzc.Engine, kvzc.Engine],
+) -> None:
+    owner, _ = engines
+    memory = owner.empty((100,), "uint8")
+    begin = address_of(memory)
+    with owner.register({"a": memory[:50], "b": memory[50:]}), owner.register(memory[40:60]):
+        assert owner.catalog().ranges == [(begin, 100)]
+        assert owner.catalog().resolve(begin + 30, 40).nbytes == 40
+
+
 def test_repr_gives_no_key_away_and_no_pickle(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
     owner, _ = engines
     with owner.register(np.zeros(8, np.uint8)):
         catalog = owner.catalog()
+        with pytest.raises(TypeError, match="pickle"):
+            pickle.dumps(catalog)
         assert repr(catalog) == f"<kvzc.Catalog of 1 ranges of engine '{owner.name}'>"
 
 

@@ -215,6 +215,48 @@ def test_refuses_groups_that_do_not_match(engines: tuple[kvzc.Engine, kvzc.Engin
         writer.plan(writer.register(other), region.handle())
 
 
+def test_refuses_local_tensors_that_share_bytes(
+    engines: tuple[kvzc.Engine, kvzc.Engine],
+) -> None:
+    """Also where each is a storage of its own."""
+    owner, writer = engines
+    memory = memoryview(bytearray(160))
+    with owner.register({"a": np.ones(100, np.uint8), "b": np.ones(100, np.uint8)}) as region:
+        local = writer.register({"a": memory[:100], "b": memory[60:160]})
+        with pytest.raises(ValueError, match=r"shares bytes"):
+            writer.plan(region.handle(), local)
+        apart = writer.register({"a": memory[:80], "b": memory[80:160]})
+        writer.plan(region.handle()[:, :80], apart).get([3], [5]).wait(20)
+        assert bytes(memory).count(1) == 2
+
+
+def test_a_few_blocks_of_very_many(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
+    owner, writer = engines
+    there = np.zeros(1 << 20, np.uint8)
+    with owner.register(there) as region:
+        plan = writer.plan(np.ones(1 << 20, np.uint8), region.handle())
+        plan.put([7, 8, 900_000], [1, 1 << 19, (1 << 20) - 1]).wait(20)
+        with pytest.raises(ValueError, match=r"block 77 is named twice"):
+            plan.put([1, 2, 3], [77, 5, 77])
+    assert np.flatnonzero(there).tolist() == [1, 1 << 19, (1 << 20) - 1]
+
+
+def test_too_many_runs_are_refused_before_they_are_made(
+    engines: tuple[kvzc.Engine, kvzc.Engine],
+) -> None:
+    owner, writer = engines
+    there, here = np.zeros((4096, 2 * 4097), np.uint8), np.ones((4096, 4097), np.uint8)
+    with owner.register(there[:, ::2]) as region:
+        plan = writer.plan(here, region.handle())
+        assert plan.block_pieces == 4097
+        ids = np.arange(4096)
+        with pytest.raises(kvzc.LimitExceeded, match=r"16777216"):
+            plan.put(ids, ids)
+        plan.put(ids[:2], ids[:2]).wait(20)
+        assert there.sum() == 2 * 4097
+    assert writer.stats()["transfers_running"] == 0
+
+
 def test_no_blocks_are_done_at_once_and_tell(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
     owner, writer = engines
     with owner.register(np.zeros((4, 8), np.int32)) as region:

@@ -1,6 +1,7 @@
 """Completion queues, and transfers on an event loop."""
 
 import asyncio
+import gc
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ import kvzc
 import numpy as np
 import pytest
 from helpers import Peer, State, stop, until
-from kvzc._aio import _Ends
+from kvzc._aio import _Ends, _ends
 
 
 @pytest.fixture
@@ -340,8 +341,7 @@ def test_await_does_not_wait_for_quiet_when_the_peer_is_lost(
         ends = _Ends(asyncio.get_running_loop())
         task = asyncio.ensure_future(ends.wait(transfer))
         await asyncio.sleep(0.02)
-        (future,) = ends._waiting
-        ends._waiting[future] = Lost()  # type: ignore[assignment]
+        ends._waiting[Lost()] = ends._waiting[transfer]  # type: ignore[index]
         with pytest.raises(kvzc.PeerLost, match="gone"):
             await task
         assert not transfer.quiet
@@ -353,6 +353,60 @@ def test_await_does_not_wait_for_quiet_when_the_peer_is_lost(
     ):
         transfer = writer.put(np.zeros((1, 64), np.uint8), region.handle())
         asyncio.run(asyncio.wait_for(main(transfer), 10))
+        transfer.cancel(10)
+
+
+def test_a_transfer_is_watched_once_however_often_it_is_awaited(
+    engines: tuple[kvzc.Engine, kvzc.Engine],
+) -> None:
+    async def main(transfer: kvzc.Transfer) -> None:
+        for _ in range(20):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(transfer, 0.001)
+        ends = _ends[asyncio.get_running_loop()]
+        assert ends._queue.running == 1
+        assert list(ends._waiting.values()) == [set()]
+
+    owner, _ = engines
+    with (
+        owner.register(row_bytes(owner, 1, 64)) as region,
+        kvzc.Engine(faults=kvzc.Faults(completion_loss=1.0)) as writer,
+    ):
+        transfer = writer.put(np.zeros((1, 64), np.uint8), region.handle())
+        for _ in range(5):
+            asyncio.run(asyncio.wait_for(main(transfer), 20))
+        gc.collect()
+        assert len(_ends) <= 1  # Loops that are gone take theirs along.
+        transfer.cancel(10)
+        asyncio.run(ended(transfer))
+
+
+async def ended(transfer: kvzc.Transfer) -> None:
+    with pytest.raises(kvzc.Cancelled):
+        await transfer
+
+
+def test_a_forked_child_awaits_nothing(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
+    owner, _ = engines
+    with (
+        owner.register(row_bytes(owner, 1, 64)) as region,
+        kvzc.Engine(faults=kvzc.Faults(completion_loss=1.0)) as writer,
+        kvzc.CompletionQueue() as queue,
+    ):
+        transfer = writer.put(np.zeros((1, 64), np.uint8), region.handle(), queue=queue)
+
+        async def main() -> None:
+            await transfer
+
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                asyncio.run(asyncio.wait_for(main(), 5))
+            except kvzc.ForkedEngine:
+                code = 0 if (queue.closed, queue.running) == (True, 0) else 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         transfer.cancel(10)
 
 

@@ -91,6 +91,20 @@ def test_prometheus_reads_it(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
     assert generate_latest(registry) == b""
 
 
+def test_prometheus_reads_several_engines(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    for engine in (*engines, *engines):
+        collector = export(engine, registry)
+    text = generate_latest(registry).decode()
+    assert text.count("# TYPE kvzc_regions gauge") == 1
+    for name in ("owner-w", "writer-w"):
+        assert text.count(f'kvzc_regions{{engine="{name}"}}') == 1
+    collector.remove(engines[0])
+    text = generate_latest(registry).decode()
+    assert 'engine="owner-w"' not in text
+    assert 'engine="writer-w"' in text
+
+
 def events_in(path: Path) -> list[dict[str, Any]]:
     """Reads the file as Perfetto does: an array that need not be closed."""
     text = path.read_text()
@@ -102,6 +116,7 @@ def events_in(path: Path) -> list[dict[str, Any]]:
 
 def test_the_trace_has_a_lane_per_peer_and_direction(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
+    path.touch()  # As tempfile does.
     count, nbytes = 6, 8 << 20
     with (
         kvzc.Engine('o"1') as owner,
@@ -112,7 +127,7 @@ def test_the_trace_has_a_lane_per_peer_and_direction(tmp_path: Path) -> None:
         source = writer.empty((nbytes,), "uint8")
         running = [writer.put(source, handle[i], label=("layer", i)) for i in range(count)]
         kvzc.wait(running, 30)
-        writer.get(source, handle[0]).wait(30)
+        writer.get(source, handle[0], label="\ud800").wait(30)
         with pytest.raises(kvzc.Cancelled):
             writer.put(source, handle[0], deadline=0).wait(30)
         ends = {(each.submitted_ns, each.done_ns) for each in running}
@@ -125,7 +140,7 @@ def test_the_trace_has_a_lane_per_peer_and_direction(tmp_path: Path) -> None:
     whole = [each for each in slices if each.get("args")]
     assert len(whole) == count + 2
     labelled = {each["args"]["label"] for each in whole if "label" in each["args"]}
-    assert labelled == {str(("layer", i)) for i in range(count)}
+    assert labelled == {str(("layer", i)) for i in range(count)} | {"\\ud800"}
     assert [each["args"]["error"] for each in whole if "error" in each["args"]] == ["Cancelled"]
     times = {(round(each["ts"] * 1000), round((each["ts"] + each["dur"]) * 1000)) for each in whole}
     assert ends <= times

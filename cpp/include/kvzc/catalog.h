@@ -17,7 +17,7 @@
 
 namespace kvzc {
 
-// A value. Constant once made, but for add().
+// A value, constant once made.
 class Catalog {
  public:
   // Consecutive bytes at the owner.
@@ -26,10 +26,15 @@ class Catalog {
     std::uint64_t nbytes;
   };
 
-  explicit Catalog(std::string engine_name = {}) : engine_name_(std::move(engine_name)) {}
-  // Adds a region: its handle, and where each tensor's storage lies at the owner, by the number of the
-  // storage. Thread: the one that makes it.
-  void add(const RemoteView& region, std::span<const std::uint64_t> storage_addresses);
+  // A region's handle, and where each of its storages lies at the owner. All bytes from the first to the
+  // last of a tensor are in the catalog, also those between its rows.
+  struct Region {
+    RemoteView handle;
+    std::vector<std::uint64_t> storage_addresses;
+  };
+
+  Catalog() = default;
+  Catalog(std::string engine_name, std::vector<Region> regions);
 
   // Gives these bytes as uint8[nbytes]. Errors: kOutOfRange, naming them, when they are not within one
   // range; kInvalidArgument for 0 bytes.
@@ -55,8 +60,6 @@ class Catalog {
     std::uint64_t offset;
     std::uint64_t end() const { return address + nbytes; }
   };
-  void drop_covered();
-
   std::string engine_name_;
   std::vector<RemoteView> regions_;
   std::vector<Piece> pieces_;  // By address; then by end as well, since none covers another.

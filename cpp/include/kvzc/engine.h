@@ -183,6 +183,9 @@ struct TransferOptions {
   std::string_view label;  // Stands in the trace, where there is one.
 };
 
+// So many runs one transfer may have.
+inline constexpr std::uint64_t kMostRuns = 1u << 24;
+
 // Where somebody who cuts a transfer himself puts its runs.
 class RunList {
  public:
@@ -192,7 +195,8 @@ class RunList {
   void add(std::byte* local, std::uint64_t remote, std::uint64_t nbytes) {
     runs_.push_back({local, remote, nbytes});
   }
-  void reserve(std::size_t more) { runs_.reserve(runs_.size() + more); }
+  // Makes room for so many more. Errors: kLimitExceeded beyond kMostRuns.
+  Status reserve(std::uint64_t more);
 
  private:
   OperationSlot& slot_;

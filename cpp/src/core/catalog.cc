@@ -33,36 +33,40 @@ std::string words(std::uint64_t address, std::uint64_t nbytes) {
 
 }  // namespace
 
-void Catalog::add(const RemoteView& region, std::span<const std::uint64_t> storage_addresses) {
-  const auto number = static_cast<std::uint32_t>(regions_.size());
-  regions_.push_back(region);
-  for (const TensorView& tensor : region.view.tensors) {
-    const Result<Extent> extent = extent_of(tensor);
-    if (!extent.is_ok() || extent->begin == extent->end) continue;
-    const auto offset = static_cast<std::uint64_t>(tensor.offset + extent->begin);
-    const auto nbytes = static_cast<std::uint64_t>(extent->end - extent->begin);
-    pieces_.push_back(
-        {storage_addresses[tensor.storage] + offset, nbytes, number, tensor.storage, offset});
-  }
-  drop_covered();
-}
-
-void Catalog::drop_covered() {
-  std::sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) {
+Catalog::Catalog(std::string engine_name, std::vector<Region> regions)
+    : engine_name_(std::move(engine_name)) {
+  const auto by_address = [](const Piece& a, const Piece& b) {
     return std::tuple(a.address, b.end()) < std::tuple(b.address, a.end());
-  });
-  std::vector<Piece> kept;
-  for (const Piece& piece : pieces_) {
-    if (!kept.empty() && piece.end() <= kept.back().end()) continue;
-    // Tensors of one storage that follow each other can be reached as one.
-    if (!kept.empty() && kept.back().region == piece.region &&
-        kept.back().storage == piece.storage && piece.address <= kept.back().end()) {
-      kept.back().nbytes = piece.end() - kept.back().address;
-      continue;
+  };
+  std::vector<Piece> all;
+  for (Region& region : regions) {
+    const auto number = static_cast<std::uint32_t>(regions_.size());
+    std::vector<Piece> own;
+    for (const TensorView& tensor : region.handle.view.tensors) {
+      const Result<Extent> extent = extent_of(tensor);
+      if (!extent.is_ok() || extent->begin == extent->end) continue;
+      const auto offset = static_cast<std::uint64_t>(tensor.offset + extent->begin);
+      const auto nbytes = static_cast<std::uint64_t>(extent->end - extent->begin);
+      own.push_back({region.storage_addresses[tensor.storage] + offset, nbytes, number,
+                     tensor.storage, offset});
     }
-    kept.push_back(piece);
+    std::sort(own.begin(), own.end(), by_address);
+    const std::size_t begin = all.size();
+    for (const Piece& piece : own) {
+      // Tensors of one storage that follow each other can be reached as one.
+      if (all.size() > begin && all.back().storage == piece.storage &&
+          piece.address <= all.back().end()) {
+        all.back().nbytes = std::max(all.back().end(), piece.end()) - all.back().address;
+      } else {
+        all.push_back(piece);
+      }
+    }
+    regions_.push_back(std::move(region.handle));
   }
-  pieces_ = std::move(kept);
+  std::sort(all.begin(), all.end(), by_address);
+  for (const Piece& piece : all) {
+    if (pieces_.empty() || piece.end() > pieces_.back().end()) pieces_.push_back(piece);
+  }
 }
 
 Result<RemoteView> Catalog::resolve(std::uint64_t address, std::uint64_t nbytes) const {
@@ -165,7 +169,8 @@ Result<Catalog> Catalog::decode(std::span<const std::byte> bytes) {
     return damaged("its checksum does not fit");
   }
   in = ByteReader(body.subspan(kPrefixBytes));
-  Catalog out(in.text());
+  Catalog out;
+  out.engine_name_ = in.text();
   if (!is_utf8(out.engine_name_)) return damaged("a name is not UTF-8");
   for (std::size_t left = in.count(); left > 0; --left) {
     Result<RemoteView> region = RemoteView::from_bytes(in.blob());
@@ -182,7 +187,7 @@ Result<Catalog> Catalog::decode(std::span<const std::byte> bytes) {
     if (!in.is_good() || region >= out.regions_.size()) return damaged("a range is unreadable");
     const auto& storages = out.regions_[region].handle->info.storage_nbytes;
     std::uint64_t end = 0;
-    if (storage >= storages.size() || !range_fits(piece.offset, piece.nbytes, storages[storage]) ||
+    if (piece.nbytes == 0 || storage >= storages.size() || !range_fits(piece.offset, piece.nbytes, storages[storage]) ||
         __builtin_add_overflow(piece.address, piece.nbytes, &end)) {
       return damaged("a range reaches beyond its storage");
     }

@@ -70,6 +70,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
   }
 
   void wait_for_room(std::int64_t deadline_ns) {
+    if (is_foreign()) return;
     std::unique_lock lock(mutex_);
     wait_until(room_, lock, deadline_ns, [this] { return is_closed_ || used_ < depth_; });
   }
@@ -125,9 +126,10 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
       }
       if (!running_.empty()) {
         // The oldest, and not for long: another may end before it.
-        const Transfer oldest = running_.front().entry.transfer;
+        Transfer oldest = running_.front().entry.transfer;
         lock.unlock();
         oldest.help(std::min(deadline_ns, now + kHelpSliceNs));
+        oldest = Transfer();  // It may be the last to hold an engine, which is not ended under the lock.
         lock.lock();
         if (!ended_.empty()) continue;
       }
@@ -175,14 +177,17 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
 
   std::size_t depth() const { return depth_; }
   std::size_t running() const {
+    if (is_foreign()) return 0;
     std::lock_guard lock(mutex_);
     return running_.size();
   }
   std::size_t ended() const {
+    if (is_foreign()) return 0;
     std::lock_guard lock(mutex_);
     return ended_.size();
   }
   bool is_closed() const {
+    if (is_foreign()) return true;
     std::lock_guard lock(mutex_);
     return is_closed_;
   }

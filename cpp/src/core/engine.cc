@@ -176,6 +176,16 @@ void RunList::begin(const LocalStorage& local, std::uint32_t remote_storage) {
   slot_.segment_storage.push_back(remote_storage);
 }
 
+Status RunList::reserve(std::uint64_t more) {
+  if (more > kMostRuns - std::min<std::uint64_t>(runs_.size(), kMostRuns)) {
+    return Status(Code::kLimitExceeded, "the transfer falls into more than " +
+                                            std::to_string(kMostRuns) +
+                                            " separate pieces; move less at once");
+  }
+  runs_.reserve(runs_.size() + static_cast<std::size_t>(more));
+  return Status::ok();
+}
+
 // --- Grant ---
 
 Grant::Grant(std::shared_ptr<EngineCore> core, std::shared_ptr<const GrantRecord> record, View view)

@@ -35,7 +35,6 @@ constexpr std::size_t kMostLostPeers = 4096;
 constexpr std::size_t kMostCountedPeers = 1024;
 constexpr std::size_t kMostStorages = 4096;
 // The list of runs of one transfer takes 24 bytes each: 400 MB.
-constexpr std::uint64_t kMostPieces = 1u << 24;
 // A peer on another host that was lost is tried again after this long: where nothing answered, and
 // where its host said that nobody listens any more.
 constexpr std::int64_t kNetworkPauseNs = kSecondNs;
@@ -455,7 +454,7 @@ Result<Catalog> EngineCore::catalog() {
     std::lock_guard lock(mutex_);
     for (const auto& [id, record] : regions_) regions.push_back(record);
   }
-  Catalog out(options_.name);
+  std::vector<Catalog::Region> found;
   for (const auto& record : regions) {
     Result<std::shared_ptr<const GrantRecord>> grant = whole_grant(*record);
     // One that is being closed is not there any more.
@@ -465,17 +464,16 @@ Result<Catalog> EngineCore::catalog() {
     Result<HandleInfo> info = describe(**grant, record->layout);
     if (!memory || info.status().code() == Code::kRevoked) continue;
     if (!info.is_ok()) return info.status();
-    RemoteView handle;
-    handle.view = info->view;
-    handle.handle = std::make_shared<RemoteView::Shared>();
-    handle.handle->info = info.take();
-    std::vector<std::uint64_t> addresses;
+    Catalog::Region region;
+    region.handle.view = info->view;
+    region.handle.handle = std::make_shared<RemoteView::Shared>();
+    region.handle.handle->info = info.take();
     for (const auto& storage : memory->storages) {
-      addresses.push_back(reinterpret_cast<std::uint64_t>(storage->data));
+      region.storage_addresses.push_back(reinterpret_cast<std::uint64_t>(storage->data));
     }
-    out.add(handle, addresses);
+    found.push_back(std::move(region));
   }
-  return out;
+  return Catalog(options_.name, std::move(found));
 }
 
 Result<std::string> EngineCore::explain(const RemoteView& target) {
@@ -728,10 +726,10 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items
       if (!disjoint.is_ok()) return disjoint;
       const LocalStorage& storage = *item.local->memory->storages[local.storage];
       const auto first = static_cast<std::uint32_t>(slot.runs.size());
-      pieces += cut_runs(local, storage.data, remote, slot.runs, kMostPieces - pieces);
-      if (pieces > kMostPieces) {
+      pieces += cut_runs(local, storage.data, remote, slot.runs, kMostRuns - pieces);
+      if (pieces > kMostRuns) {
         return Status(Code::kLimitExceeded,
-                      "the transfer falls into more than " + std::to_string(kMostPieces) +
+                      "the transfer falls into more than " + std::to_string(kMostRuns) +
                           " separate pieces, since no two neighbours of " + local.describe() +
                           " are neighbours on both sides; make one side contiguous in the other's "
                           "order first, or split it");
@@ -751,10 +749,9 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items
 Status EngineCore::fill(OperationSlot& slot, const RunCutter& cutter) {
   RunList runs(slot);
   if (Status cut = cutter.cut(runs); !cut.is_ok()) return cut;
-  if (slot.runs.size() > kMostPieces) {
-    return Status(Code::kLimitExceeded, "the transfer falls into more than " +
-                                            std::to_string(kMostPieces) +
-                                            " separate pieces; move fewer blocks at once");
+  if (slot.runs.size() > kMostRuns) {
+    return Status(Code::kLimitExceeded, "the transfer has more than " + std::to_string(kMostRuns) +
+                                            " runs");
   }
   for (std::size_t i = 0; i < slot.segments.size(); ++i) {
     const std::size_t end =
@@ -1030,7 +1027,7 @@ Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remot
   OperationSlot* const slot = *begun;
   try {
     status = fill_slot(*slot);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // No memory, or a list that no memory would hold.
     status = Status(Code::kLimitExceeded,
                     "no memory is left for the transfer's list of runs; move fewer at once");
   }

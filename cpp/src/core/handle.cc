@@ -197,7 +197,10 @@ Result<HandleInfo> decode_handle(std::span<const std::byte> bytes) {
     address.text = in.text();
     out.addresses.push_back(std::move(address));
   }
-  for (std::size_t left = in.count(); left > 0; --left) out.storage_nbytes.push_back(in.varint());
+  for (std::size_t left = in.count(); left > 0; --left) {
+    out.storage_nbytes.push_back(in.varint());
+    if (out.storage_nbytes.back() > INT64_MAX) return damaged("a storage is larger than any memory");
+  }
   std::vector<TensorView> layouts;
   std::vector<Extent> extents;  // Once per layout: a forged handle may use one very often.
   for (std::size_t left = in.count(2); left > 0; --left) {

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,14 +65,15 @@ void write_all(int file, std::string_view text) {
 }  // namespace
 
 Result<std::unique_ptr<Trace>> Trace::open(const std::string& path, std::string_view engine_name) {
-  // Who makes the file opens the array; readers do not ask that it be closed.
-  OwnedFd file(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (file.is_valid()) {
-    write_all(file.get(), "[\n");
-  } else if (errno == EEXIST) {
-    file = OwnedFd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  // Not waiting for who reads a pipe.
+  OwnedFd file(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644));
+  struct stat what {};
+  // Whoever is first opens the array; readers do not ask that it be closed.
+  if (!file.is_valid() || flock(file.get(), LOCK_EX) != 0 || fstat(file.get(), &what) != 0) {
+    return not_written(path);
   }
-  if (!file.is_valid()) return not_written(path);
+  if (what.st_size == 0) write_all(file.get(), "[\n");
+  flock(file.get(), LOCK_UN);
   std::unique_ptr<Trace> out(new Trace(std::move(file), getpid()));
   out->buffer_ = "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + std::to_string(out->pid_) +
                  ",\"args\":{\"name\":" + quoted("kvzc " + std::string(engine_name)) + "}},\n";

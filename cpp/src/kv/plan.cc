@@ -31,20 +31,27 @@ Result<BlockView> block_of(const TensorView& tensor, std::size_t axis) {
   return out;
 }
 
+// Where the bytes of a storage are counted from, and among which other bytes they may be.
+struct Place {
+  std::uint64_t space;
+  std::uint64_t begin;
+};
+
 // Refuses tensors of which two share bytes, since any two blocks may be written by one transfer.
-Status check_disjoint(const View& view) {
+template <typename PlaceOf>
+Status check_disjoint(const View& view, const PlaceOf& place_of) {
   struct Bytes {
-    std::uint32_t storage;
+    std::uint64_t space;
     std::uint64_t begin;
     std::uint64_t end;
     std::size_t tensor;
   };
   const auto first_shared = [](std::vector<Bytes>& all) {
     std::sort(all.begin(), all.end(), [](const Bytes& a, const Bytes& b) {
-      return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+      return std::tie(a.space, a.begin) < std::tie(b.space, b.begin);
     });
     return std::adjacent_find(all.begin(), all.end(), [](const Bytes& a, const Bytes& b) {
-      return a.storage == b.storage && b.begin < a.end;
+      return a.space == b.space && b.begin < a.end;
     });
   };
   // Mostly their hulls are disjoint already.
@@ -54,17 +61,24 @@ Status check_disjoint(const View& view) {
     if (tensor.numel() == 0) continue;
     const Result<Extent> extent = extent_of(tensor);
     if (!extent.is_ok()) return extent.status();
-    all.push_back({tensor.storage, static_cast<std::uint64_t>(tensor.offset + extent->begin),
-                   static_cast<std::uint64_t>(tensor.offset + extent->end), i});
+    const Place place = place_of(tensor.storage);
+    all.push_back({place.space, place.begin + static_cast<std::uint64_t>(tensor.offset + extent->begin),
+                   place.begin + static_cast<std::uint64_t>(tensor.offset + extent->end), i});
   }
   if (first_shared(all) == all.end()) return Status::ok();
   all.clear();
   std::vector<Run> runs;
   for (std::size_t i = 0; i < view.tensors.size(); ++i) {
     runs.clear();
-    cut_runs(view.tensors[i], nullptr, view.tensors[i], runs);
+    const std::uint64_t left = kMostRuns - all.size();
+    if (cut_runs(view.tensors[i], nullptr, view.tensors[i], runs, left) > left) {
+      return Status(Code::kLimitExceeded,
+                    which(view, i) + "interleaves with others of its group in more than " +
+                        std::to_string(kMostRuns) + " pieces, too many to compare; plan them apart");
+    }
+    const Place place = place_of(view.tensors[i].storage);
     for (const Run& run : runs) {
-      all.push_back({view.tensors[i].storage, run.remote, run.remote + run.nbytes, i});
+      all.push_back({place.space, place.begin + run.remote, place.begin + run.remote + run.nbytes, i});
     }
   }
   const auto shared = first_shared(all);
@@ -80,25 +94,34 @@ Status check_ids(std::span<const std::int64_t> ids, std::int64_t count, const ch
   const auto wrong = std::find_if(ids.begin(), ids.end(),
                                   [&](std::int64_t id) { return id < 0 || id >= count; });
   if (wrong == ids.end()) return Status::ok();
-  return Status(Code::kOutOfRange, std::string("entry ") + std::to_string(wrong - ids.begin()) +
-                                       " of the " + side + " blocks is " + std::to_string(*wrong) +
-                                       "; there are blocks 0 to " + std::to_string(count - 1));
+  return Status(Code::kOutOfRange,
+                std::string("entry ") + std::to_string(wrong - ids.begin()) + " of the " + side +
+                    " blocks is " + std::to_string(*wrong) + "; there are " +
+                    (count > 0 ? "blocks 0 to " + std::to_string(count - 1) : std::string("none")));
 }
 
 // Refuses an entry that is named twice. Requires: all are within 0 to count - 1.
 template <typename Id>
 Status check_once(std::span<const Id> ids, std::int64_t count, const char* what) {
-  if (ids.size() < 2) return Status::ok();
-  thread_local std::vector<bool> is_there;
-  is_there.assign(static_cast<std::size_t>(count), false);
-  for (const Id id : ids) {
-    if (!is_there[static_cast<std::size_t>(id)]) {
-      is_there[static_cast<std::size_t>(id)] = true;
-      continue;
-    }
+  const auto named_twice = [&](Id id) {
     return Status(Code::kInvalidArgument, std::string(what) + " " + std::to_string(id) +
                                               " is named twice; each byte can be written once per "
                                               "transfer");
+  };
+  if (ids.size() < 2) return Status::ok();
+  // A bit per block is quick where a fair part of them is named.
+  if (static_cast<std::uint64_t>(count) / 64 > ids.size()) {
+    thread_local std::vector<Id> sorted;
+    sorted.assign(ids.begin(), ids.end());
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    return twice == sorted.end() ? Status::ok() : named_twice(*twice);
+  }
+  thread_local std::vector<bool> is_there;
+  is_there.assign(static_cast<std::size_t>(count), false);
+  for (const Id id : ids) {
+    if (is_there[static_cast<std::size_t>(id)]) return named_twice(id);
+    is_there[static_cast<std::size_t>(id)] = true;
   }
   return Status::ok();
 }
@@ -127,8 +150,16 @@ Result<std::shared_ptr<const Plan>> Plan::create(LocalView local, RemoteView rem
       Status once = check_no_overlap(view->tensors[i]);
       if (!once.is_ok()) return Status(once.code(), which(*view, i) + std::string(once.text()));
     }
-    if (Status disjoint = check_disjoint(*view); !disjoint.is_ok()) return disjoint;
   }
+  // Storages of this process may overlap, those of the other side are told apart by their number.
+  Status disjoint = check_disjoint(out->local_.view, [&](std::uint32_t storage) {
+    return Place{0, reinterpret_cast<std::uint64_t>(out->local_.memory->storages[storage]->data)};
+  });
+  if (disjoint.is_ok()) {
+    disjoint = check_disjoint(out->remote_.view,
+                              [](std::uint32_t storage) { return Place{storage, 0}; });
+  }
+  if (!disjoint.is_ok()) return disjoint;
   return std::shared_ptr<const Plan>(std::move(out));
 }
 
@@ -163,11 +194,9 @@ Status Plan::add_layer(std::size_t number, std::int64_t block_axis) {
   Layer layer{local.storage, remote.storage, {}};
   std::vector<Run> runs;
   std::byte* const data = local_.memory->storages[local.storage]->data;
-  // One more would already be too many for one block.
-  constexpr std::uint64_t kMostPieces = 1u << 24;
-  if (cut_runs(here->block, data, there->block, runs, kMostPieces) > kMostPieces) {
+  if (cut_runs(here->block, data, there->block, runs, kMostRuns) > kMostRuns) {
     return Status(Code::kLimitExceeded,
-                  "a block falls into more than " + std::to_string(kMostPieces) +
+                  "a block falls into more than " + std::to_string(kMostRuns) +
                       " separate pieces; make one side contiguous in the other's order first");
   }
   layer.pieces.reserve(runs.size());
@@ -243,13 +272,14 @@ class Plan::Cutter final : public RunCutter {
       }
     }
     if (stretches.empty()) return Status::ok();
-    std::size_t count = 0;
+    std::uint64_t count = 0;
     for (const std::uint32_t number : blocks_.layers) {
       for (const Piece& piece : plan_.layers_[number].pieces) {
         count += piece.is_joined() ? stretches.size() : blocks_.local.size();
+        if (count > kMostRuns) break;
       }
     }
-    runs.reserve(count);
+    if (Status room = runs.reserve(count); !room.is_ok()) return room;
     for (const std::uint32_t number : blocks_.layers) {
       const Layer& layer = plan_.layers_[number];
       if (layer.pieces.empty()) continue;

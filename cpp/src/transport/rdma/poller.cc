@@ -109,11 +109,14 @@ bool Poller::is_somebody_active() {
 void Poller::look_until_idle() {
   std::int64_t idle_since = now_ns();
   for (;;) {
-    if (look() > 0) {
-      idle_since = now_ns();
-    } else if (now_ns() - idle_since > kSpinNs) {
+    const bool has_come = look() > 0;
+    const std::int64_t now = now_ns();
+    if (has_come) {
+      idle_since = now;
+    } else if (now - idle_since > kSpinNs) {
       return;
     }
+    if (now >= next_watch_ns_) return;
     cpu_relax();
     if (activity_.load(std::memory_order_relaxed) != seen_activity_) return;
   }
@@ -183,7 +186,9 @@ void Poller::watch() {
 void Poller::add(RdmaChannel* channel) {
   std::lock_guard lock(channels_mutex_);
   channels_.insert(channel);
-  if (next_watch_ns_.exchange(0) == kNever) wake();  // It may sleep without a limit.
+  if (next_watch_ns_ != kNever) return;  // Looks are counted: one that came early would count too.
+  next_watch_ns_ = now_ns() + RdmaChannel::kWatchNs;
+  wake();  // It may sleep without a limit.
 }
 
 void Poller::remove(RdmaChannel* channel) {

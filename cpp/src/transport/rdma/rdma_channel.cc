@@ -164,6 +164,11 @@ void RdmaChannel::pump(Endings& endings) {
   pump_messages();
   ring();
   look_at_broken_rails(endings);
+  // Last, for all of the above may end what an owner asks about, and leave tags to be sent.
+  answer_fences();
+  if (shared_.outgoing.empty()) return;
+  pump_messages();
+  ring();
 }
 
 // A pair that takes nothing more is broken then: its receives come back, and with them the channel
@@ -447,7 +452,6 @@ void RdmaChannel::abort(Operation& operation) {
   // Whoever cancels sleeps until it is over.
   watch_for_sleeper(*progress);
   give_up_rest(*progress, endings);
-  answer_fences();
   pump(endings);
 }
 
@@ -461,10 +465,7 @@ void RdmaChannel::on_completions(std::size_t rail, std::span<const ibv_wc> compl
     std::lock_guard lock(shared_.mutex);
     QueuePair& pair = *shared_.pairs[rail];
     for (const ibv_wc& each : completions) take_completion(pair, each, endings);
-    if (must_pump()) {
-      answer_fences();
-      pump(endings);
-    }
+    if (must_pump()) pump(endings);
     must_tell_loss = std::exchange(shared_.must_tell_loss, false);
     if (shared_.is_open) arrivals.swap(shared_.arrivals);
   }
@@ -905,17 +906,18 @@ void RdmaChannel::rail_is_down(std::size_t rail, const char* why, bool is_fatal,
 }
 
 void RdmaChannel::watch(Endings& endings) {
-  bool has_broken = false;
+  bool must_settle = false;
   {
     std::lock_guard lock(shared_.mutex);
+    must_settle = must_pump();  // Nothing should be left over; what is does not wait for ever.
     for (const auto& pair : shared_.pairs) {
       if (!pair->is_alive() || pair->count_still() < most_still_) continue;
       break_rail(*pair, "nothing comes back, and its device does not say why; the way " +
                             pair->path() + " leads nowhere");
-      has_broken = true;
+      must_settle = true;
     }
   }
-  if (has_broken) settle_break(endings);
+  if (must_settle) settle_break(endings);
 }
 
 void RdmaChannel::settle_break(Endings& endings) {
