@@ -2,8 +2,10 @@
 
 import ctypes
 import gc
+import hashlib
 import mmap
 import pickle
+import struct
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from helpers import Peer, State
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wire_client import blob, varint
 
 
 @pytest.fixture
@@ -222,6 +225,39 @@ def test_damaged_catalogs_are_refused(data: st.DataObject) -> None:
         bad[at:at] = b"\0"
     with pytest.raises(kvzc.BadHandle):
         kvzc.Catalog.from_bytes(bytes(bad))
+
+
+def forged(handle: bytes, ranges: list[tuple[int, int, int, int, int]]) -> bytes:
+    """A catalog of one handle: (address, nbytes, handle, storage, offset) each, and a checksum."""
+    body = blob(b"owner") + varint(1) + blob(handle) + varint(len(ranges))
+    for address, nbytes, number, storage, offset in ranges:
+        body += struct.pack("<Q", address)
+        body += varint(nbytes) + varint(number) + varint(storage) + varint(offset)
+    head = b"KVZK" + struct.pack("<BBHI", 1, 0, 0, 12 + len(body) + 8)
+    return head + body + hashlib.sha256(head + body).digest()[:8]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(0, 65, 0, 0, 0)],  # Longer than its storage,
+        [(0, 1, 0, 0, 64)],  # beyond it,
+        [(0, 2**63, 0, 0, 2**63)],  # around it.
+        [(0, 8, 1, 0, 0)],  # Of no handle, of no storage.
+        [(0, 8, 0, 1, 0)],
+        [(0, 0, 0, 0, 0)],
+        [(2**64 - 4, 8, 0, 0, 0)],  # Beyond all addresses.
+        [(8, 8, 0, 0, 0), (8, 16, 0, 0, 8)],  # In no order; one within the other.
+        [(0, 32, 0, 0, 0), (8, 8, 0, 0, 8)],
+    ],
+)
+def test_forged_catalogs_are_refused(ranges: list[tuple[int, int, int, int, int]]) -> None:
+    with kvzc.Engine() as owner, owner.register(np.zeros(64, np.uint8)) as region:
+        handle = region.handle().to_bytes()
+    good = kvzc.Catalog.from_bytes(forged(handle, [(0, 32, 0, 0, 0), (32, 32, 0, 0, 32)]))
+    assert good.ranges == [(0, 32), (32, 32)]
+    with pytest.raises(kvzc.BadHandle):
+        kvzc.Catalog.from_bytes(forged(handle, ranges))
 
 
 def own(state: State) -> tuple[str, int]:

@@ -46,3 +46,10 @@ def test_a_handle_that_leads_nowhere_is_an_error(engine: kvzc.Engine) -> None:
         handle = region.handle()
     with pytest.raises(kvzc.PeerLost):
         engine.explain(handle)
+
+
+def test_the_module_explains_as_the_engine_does() -> None:
+    with kvzc.Engine() as owner, owner.register(np.zeros(8, np.uint8)) as region:
+        handle = region.handle()
+        assert kvzc.explain(handle) == kvzc.default_engine().explain(handle)
+        assert "shm: " in kvzc.explain(handle)
