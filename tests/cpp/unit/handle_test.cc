@@ -136,6 +136,15 @@ void expect_same(const HandleInfo& a, const HandleInfo& b) {
   }
 }
 
+// Sizes of views are signed.
+TEST(Handle, RefusesAStorageThatNoViewCouldCover) {
+  HandleInfo info = single();
+  info.storage_nbytes = {static_cast<std::uint64_t>(kMost) + 1};
+  const Result<HandleInfo> back = decode_handle(must_encode(info));
+  ASSERT_FALSE(back.is_ok());
+  EXPECT_EQ(back.status().code(), Code::kBadHandle);
+}
+
 TEST(Handle, ComesBackAsItWas) {
   HandleInfo empty = info_of(View{{contiguous(DType::kUint8, {4, 0})}, {}});
   HandleInfo scalar = info_of(View{{contiguous(DType::kComplex128, {})}, {}});
@@ -146,7 +155,7 @@ TEST(Handle, ComesBackAsItWas) {
       info_of(View{{contiguous(DType::kUint8, std::vector<std::int64_t>(32, 1))}, {}});
   HandleInfo edge = info_of(View{{contiguous(DType::kUint8, {1})}, {}});
   edge.grant_id = std::numeric_limits<std::uint64_t>::max();
-  edge.storage_nbytes = {std::numeric_limits<std::uint64_t>::max()};
+  edge.storage_nbytes = {static_cast<std::uint64_t>(kMost)};
   edge.view.tensors[0].offset = kMost - 1;
   HandleInfo one_in_a_group = info_of(View{{contiguous(DType::kUint8, {1})}, {"only"}});
   HandleInfo odd_names =
