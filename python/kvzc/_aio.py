@@ -92,7 +92,9 @@ class _Ends:
         self._looks = False
         for transfer, futures in list(self._waiting.items()):
             lost = transfer._lost if futures else None
-            for future in futures if lost is not None else ():
+            if lost is None:
+                continue
+            for future in futures:
                 if not future.done():
                     future.set_exception(lost)
         if any(self._waiting.values()):
