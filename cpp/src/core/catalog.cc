@@ -2,27 +2,20 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <cstdio>
 #include <tuple>
 
-#include "base/bytes.h"
 #include "base/checked_math.h"
-#include "base/sha256.h"
 #include "base/utf8.h"
+#include "core/envelope.h"
 
 namespace kvzc {
 namespace {
 
 constexpr std::string_view kMagic = "KVZK";
-constexpr std::uint8_t kVersion = 1;
 constexpr std::string_view kTextPrefix = "kvzk1.";
-constexpr std::size_t kPrefixBytes = 12;
-constexpr std::size_t kChecksumBytes = 8;
 
-Status damaged(const char* what) {
-  return Status(Code::kBadHandle, std::string("this is not a whole catalog: ") + what +
-                                      ". Pass on exactly what to_bytes() or to_text() gave");
-}
+Status damaged(const std::string& how) { return kvzc::damaged("catalog", how); }
 
 std::string words(std::uint64_t address, std::uint64_t nbytes) {
   std::array<char, 64> text{};
@@ -107,13 +100,7 @@ std::vector<Catalog::Range> Catalog::ranges() const {
 }
 
 Result<std::vector<std::byte>> Catalog::encode() const {
-  ByteWriter out;
-  out.raw(std::as_bytes(std::span(kMagic)));
-  out.u8(kVersion);
-  out.u8(0);
-  out.u16(0);  // Flags.
-  const std::size_t length_at = out.size();
-  out.u32(0);
+  ByteWriter out = begin_envelope(kMagic);
   out.text(engine_name_);
   out.varint(regions_.size());
   for (const RemoteView& region : regions_) {
@@ -129,13 +116,7 @@ Result<std::vector<std::byte>> Catalog::encode() const {
     out.varint(piece.storage);
     out.varint(piece.offset);
   }
-  if (out.size() + kChecksumBytes > UINT32_MAX) {
-    return Status(Code::kInvalidArgument, "the catalog is larger than 4 GiB");
-  }
-  out.patch_u32(length_at, static_cast<std::uint32_t>(out.size() + kChecksumBytes));
-  const Digest checksum = sha256(out.view());
-  out.raw(std::span(checksum).first(kChecksumBytes));
-  return out.take();
+  return seal_envelope(std::move(out), "catalog");
 }
 
 std::string Catalog::to_text(std::span<const std::byte> encoded) const {
@@ -148,27 +129,9 @@ Result<Catalog> Catalog::from_text(std::string_view text) {
 }
 
 Result<Catalog> Catalog::decode(std::span<const std::byte> bytes) {
-  if (bytes.size() < kPrefixBytes + kChecksumBytes) return damaged("it is too short");
-  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
-    return damaged("it does not begin like one");
-  }
-  ByteReader in(bytes.subspan(kMagic.size()));
-  const std::uint8_t version = in.u8();
-  const std::uint8_t kind = in.u8();
-  const std::uint16_t flags = in.u16();
-  const std::uint32_t length = in.u32();
-  if (version != kVersion || kind != 0 || flags != 0) {
-    return Status(Code::kBadHandle, "the catalog has format version " + std::to_string(version) +
-                                        ", or is of a kind, that this kvzc does not read: use the "
-                                        "same kvzc on both sides");
-  }
-  if (length != bytes.size()) return damaged("it is truncated or something follows it");
-  const auto body = bytes.first(bytes.size() - kChecksumBytes);
-  const Digest checksum = sha256(body);
-  if (std::memcmp(checksum.data(), bytes.data() + body.size(), kChecksumBytes) != 0) {
-    return damaged("its checksum does not fit");
-  }
-  in = ByteReader(body.subspan(kPrefixBytes));
+  Result<ByteReader> fields = open_envelope(bytes, kMagic, "catalog");
+  if (!fields.is_ok()) return fields.status();
+  ByteReader& in = *fields;
   Catalog out;
   out.engine_name_ = in.text();
   if (!is_utf8(out.engine_name_)) return damaged("a name is not UTF-8");
@@ -187,7 +150,8 @@ Result<Catalog> Catalog::decode(std::span<const std::byte> bytes) {
     if (!in.is_good() || region >= out.regions_.size()) return damaged("a range is unreadable");
     const auto& storages = out.regions_[region].handle->info.storage_nbytes;
     std::uint64_t end = 0;
-    if (piece.nbytes == 0 || storage >= storages.size() || !range_fits(piece.offset, piece.nbytes, storages[storage]) ||
+    if (piece.nbytes == 0 || storage >= storages.size() ||
+        !range_fits(piece.offset, piece.nbytes, storages[storage]) ||
         __builtin_add_overflow(piece.address, piece.nbytes, &end)) {
       return damaged("a range reaches beyond its storage");
     }

@@ -1,19 +1,15 @@
 #include "kvzc/handle.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "base/bytes.h"
-#include "base/sha256.h"
 #include "base/utf8.h"
+#include "core/envelope.h"
 
 namespace kvzc {
 namespace {
 
 constexpr std::string_view kMagic = "KVZH";
-constexpr std::uint8_t kVersion = 1;
 constexpr std::string_view kTextPrefix = "kvzc1.";
-constexpr std::size_t kChecksumBytes = 8;
 constexpr std::size_t kMaxNameBytes = 255;
 constexpr std::size_t kMaxAxes = 32;
 
@@ -76,21 +72,12 @@ bool decode_layout(ByteReader& in, TensorView* tensor) {
   return in.is_good();
 }
 
-Status damaged(const char* what) {
-  return Status(Code::kBadHandle, std::string("this is not a whole handle: ") + what +
-                                      ". Pass on exactly what to_bytes() or to_text() gave");
-}
+Status damaged(const std::string& how) { return kvzc::damaged("handle", how); }
 
 }  // namespace
 
 Result<std::vector<std::byte>> encode_handle(const HandleInfo& info) {
-  ByteWriter out;
-  out.raw(std::as_bytes(std::span(kMagic)));
-  out.u8(kVersion);
-  out.u8(0);   // Kind: a grant.
-  out.u16(0);  // Flags.
-  const std::size_t length_at = out.size();
-  out.u32(0);
+  ByteWriter out = begin_envelope(kMagic);
   out.raw(info.incarnation);
   out.u64(info.grant_id);
   out.u8(static_cast<std::uint8_t>(info.access));
@@ -143,44 +130,13 @@ Result<std::vector<std::byte>> encode_handle(const HandleInfo& info) {
     out.text(name.substr(shared));
     last_name = name;
   }
-  if (out.size() + kChecksumBytes > UINT32_MAX) {
-    return Status(Code::kInvalidArgument, "the handle is larger than 4 GiB");
-  }
-  out.patch_u32(length_at, static_cast<std::uint32_t>(out.size() + kChecksumBytes));
-  const Digest checksum = sha256(out.view());
-  out.raw(std::span(checksum).first(kChecksumBytes));
-  return out.take();
+  return seal_envelope(std::move(out), "handle");
 }
 
 Result<HandleInfo> decode_handle(std::span<const std::byte> bytes) {
-  constexpr std::size_t kPrefixBytes = 12;
-  if (bytes.size() < kPrefixBytes + kChecksumBytes) return damaged("it is too short");
-  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
-    return damaged("it does not begin like one");
-  }
-  ByteReader in(bytes.subspan(kMagic.size()));
-  const std::uint8_t version = in.u8();
-  const std::uint8_t kind = in.u8();
-  const std::uint16_t flags = in.u16();
-  const std::uint32_t length = in.u32();
-  if (version != kVersion) {
-    return Status(Code::kBadHandle, "the handle has format version " + std::to_string(version) +
-                                        ", this kvzc reads version 1: use the same kvzc on both "
-                                        "sides");
-  }
-  if (length != bytes.size()) return damaged("it is truncated or something follows it");
-  const auto body = bytes.first(bytes.size() - kChecksumBytes);
-  const Digest checksum = sha256(body);
-  if (std::memcmp(checksum.data(), bytes.data() + body.size(), kChecksumBytes) != 0) {
-    return damaged("its checksum does not fit");
-  }
-  if (kind != 0 || flags != 0) {
-    return Status(Code::kBadHandle,
-                  "the handle is of a kind that this kvzc does not know: use the "
-                  "same kvzc on both sides");
-  }
-
-  in = ByteReader(body.subspan(kPrefixBytes));
+  Result<ByteReader> fields = open_envelope(bytes, kMagic, "handle");
+  if (!fields.is_ok()) return fields.status();
+  ByteReader& in = *fields;
   HandleInfo out;
   out.incarnation = in.array<16>();
   out.grant_id = in.u64();
@@ -271,7 +227,7 @@ std::string bytes_to_text(std::string_view prefix, std::span<const std::byte> by
 
 Result<std::vector<std::byte>> bytes_from_text(std::string_view prefix, std::string_view text) {
   if (!text.starts_with(prefix)) {
-    return damaged(("the text does not begin with '" + std::string(prefix) + "'").c_str());
+    return damaged("the text does not begin with '" + std::string(prefix) + "'");
   }
   text.remove_prefix(prefix.size());
   if (text.size() % 4 == 1) return damaged("the text is truncated");
