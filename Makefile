@@ -54,7 +54,7 @@ help:
 	@echo "make test-all     the same, test-asan, test-tsan and test-wheel"
 	@echo "make test-core    C++ unit and conformance tests"
 	@echo "make test-rdma    the rdma transport on real verbs: Soft-RoCE in a QEMU guest"
-	@echo "make test-rdma-demo  the demo across two guests as two hosts; ten minutes, not part of test"
+	@echo "make test-rdma-demo  the demo across two guests as two hosts; a quarter of an hour, not part of test"
 	@echo "make test-python  Python and layout tests, on the installed package"
 	@echo "make test-asan    C++ tests under AddressSanitizer and UBSan"
 	@echo "make test-tsan    C++ tests under ThreadSanitizer"
