@@ -83,6 +83,10 @@ py::typing::Dict<py::str, py::int_> stats_dict(const EngineStats& stats) {
   out["arrivals_taken"] = stats.arrivals_taken;
   out["arrivals_expired"] = stats.arrivals_expired;
   out["arrivals_forgotten"] = stats.arrivals_forgotten;
+  out["queue_ns"] = stats.queue_ns;
+  out["wait_ns"] = stats.wait_ns;
+  out["accept_wait_ns"] = stats.accept_wait_ns;
+  out["arrival_wait_ns"] = stats.arrival_wait_ns;
   out["quarantined_bytes"] = stats.quarantined_bytes;
   for (std::size_t code = 1; code < kCodeCount; ++code) {
     const std::string name(code_name(static_cast<Code>(code)));
@@ -112,6 +116,7 @@ py::dict traffic_dict(const TrafficStats& traffic) {
   out["bytes"] = traffic.bytes;
   out["runs"] = traffic.runs;
   out["ns"] = traffic.ns;
+  out["queue_ns"] = traffic.queue_ns;
   out["by_bytes"] = buckets(traffic.by_bytes);
   out["by_ns"] = buckets(traffic.by_ns);
   return out;
@@ -123,6 +128,7 @@ py::typing::List<py::typing::Dict<py::str, py::object>> peer_stats(const PyEngin
     py::dict peer;
     peer["name"] = each.peer.engine_name;
     peer["incarnation"] = incarnation_text(each.peer.incarnation);
+    peer["transport"] = each.transport;
     peer["connected"] = each.is_connected;
     peer["put"] = traffic_dict(each.put);
     peer["get"] = traffic_dict(each.get);
@@ -626,13 +632,17 @@ void bind_engine(py::module_& module) {
       .def("explain", &explain, py::arg("handle"), py::arg("timeout") = py::none(), kExplainDoc)
       .def(
           "stats", [](const PyEngine& self) { return stats_dict(self.engine->stats()); },
-          "A snapshot of the engine's counters.")
+          "A snapshot of the engine's counters. Nanoseconds: 'queue_ns', from acceptance until the\n"
+          "transport was asked, of all transfers that are done; 'wait_ns', 'arrival_wait_ns' and\n"
+          "'accept_wait_ns', what the program's threads have waited for transfers (beyond a first look\n"
+          "at each, and what they copied themselves), for tags, and to have a transfer accepted.")
       .def("peer_stats", &peer_stats,
-           "What has moved to and from each peer that was ever connected: a list of dicts with its name\n"
-           "and incarnation, whether it is connected, and for 'put' and 'get' the transfers done, failed\n"
-           "and cancelled; bytes, runs and nanoseconds (from acceptance to the end) of those done; and\n"
-           "histograms [(least, count)] by powers of two, 'by_bytes' and 'by_ns'. Beyond 1,024 peers the\n"
-           "rest is counted together, under an empty name.")
+           "What has moved to and from each peer that was ever connected: a list of dicts, one per peer\n"
+           "and transport, with its name, incarnation and transport, whether it is connected, and for\n"
+           "'put' and 'get' the transfers done, failed and cancelled; of those done the bytes, the runs,\n"
+           "'ns' from acceptance to the end and 'queue_ns' of it until the transport was asked; and\n"
+           "histograms [(least, count)] by powers of two, 'by_bytes' and 'by_ns'. Beyond 1,024 of them\n"
+           "the rest is counted together, under an empty name.")
       .def(
           "close",
           [](const PyEngine& self, const std::optional<double>& timeout) {

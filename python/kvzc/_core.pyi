@@ -346,11 +346,12 @@ class Engine:
         """
     def peer_stats(self) -> list[dict[str, typing.Any]]:
         """
-        What has moved to and from each peer that was ever connected: a list of dicts with its name
-        and incarnation, whether it is connected, and for 'put' and 'get' the transfers done, failed
-        and cancelled; bytes, runs and nanoseconds (from acceptance to the end) of those done; and
-        histograms [(least, count)] by powers of two, 'by_bytes' and 'by_ns'. Beyond 1,024 peers the
-        rest is counted together, under an empty name.
+        What has moved to and from each peer that was ever connected: a list of dicts, one per peer
+        and transport, with its name, incarnation and transport, whether it is connected, and for
+        'put' and 'get' the transfers done, failed and cancelled; of those done the bytes, the runs,
+        'ns' from acceptance to the end and 'queue_ns' of it until the transport was asked; and
+        histograms [(least, count)] by powers of two, 'by_bytes' and 'by_ns'. Beyond 1,024 of them
+        the rest is counted together, under an empty name.
         """
     def plan(
         self,
@@ -445,7 +446,10 @@ class Engine:
         """
     def stats(self) -> dict[str, int]:
         """
-        A snapshot of the engine's counters.
+        A snapshot of the engine's counters. Nanoseconds: 'queue_ns', from acceptance until the
+        transport was asked, of all transfers that are done; 'wait_ns', 'arrival_wait_ns' and
+        'accept_wait_ns', what the program's threads have waited for transfers (beyond a first look
+        at each, and what they copied themselves), for tags, and to have a transfer accepted.
         """
     def wait(
         self,

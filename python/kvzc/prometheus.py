@@ -51,6 +51,12 @@ COUNTERS = [
         "Memory that was registered for one transfer alone.",
     ),
 ]
+# The same, in nanoseconds there and in seconds here.
+SECONDS = [
+    ("wait_ns", "kvzc_wait_seconds", "Threads waited for transfers."),
+    ("arrival_wait_ns", "kvzc_arrival_wait_seconds", "Threads waited for tags."),
+    ("accept_wait_ns", "kvzc_accept_wait_seconds", "Threads waited to have a transfer accepted."),
+]
 FAILED = "transfers_failed_"
 
 
@@ -95,11 +101,12 @@ class EnginesCollector(Collector):
             for name, stats, _ in read:
                 gauge.add_metric([name], stats[key])
             yield gauge
-        for key, metric, text in COUNTERS:
-            counter = CounterMetricFamily(metric, text, labels=["engine"])
-            for name, stats, _ in read:
-                counter.add_metric([name], stats[key])
-            yield counter
+        for table, scale in ((COUNTERS, 1.0), (SECONDS, 1e-9)):
+            for key, metric, text in table:
+                counter = CounterMetricFamily(metric, text, labels=["engine"])
+                for name, stats, _ in read:
+                    counter.add_metric([name], stats[key] * scale)
+                yield counter
         failed = CounterMetricFamily(
             "kvzc_transfers_failed_by_cause", "Transfers that failed.", labels=["engine", "cause"]
         )
@@ -112,12 +119,15 @@ class EnginesCollector(Collector):
 
     @staticmethod
     def _traffic(read: list[tuple[str, list[dict[str, Any]]]]) -> Iterator[Metric]:
-        labels = ["engine", "peer", "incarnation", "direction"]
+        labels = ["engine", "peer", "incarnation", "transport", "direction"]
         transfers = CounterMetricFamily(
             "kvzc_transfers", "Transfers that have ended.", labels=[*labels, "outcome"]
         )
         moved = CounterMetricFamily("kvzc_bytes", "Bytes moved.", labels=labels)
         runs = CounterMetricFamily("kvzc_runs", "Contiguous pieces moved.", labels=labels)
+        queued = CounterMetricFamily(
+            "kvzc_queue_seconds", "From acceptance until the transport was asked.", labels=labels
+        )
         size = HistogramMetricFamily("kvzc_transfer_bytes", "Sizes of transfers.", labels=labels)
         took = HistogramMetricFamily(
             "kvzc_transfer_seconds", "From acceptance to the end.", labels=labels
@@ -125,16 +135,17 @@ class EnginesCollector(Collector):
         for name, peer in ((name, peer) for name, peers in read for peer in peers):
             for direction in ("put", "get"):
                 traffic = peer[direction]
-                at = [name, peer["name"], peer["incarnation"], direction]
+                at = [name, peer["name"], peer["incarnation"], peer["transport"], direction]
                 for outcome in ("done", "failed", "cancelled"):
                     transfers.add_metric([*at, outcome], traffic[outcome])
                 moved.add_metric(at, traffic["bytes"])
                 runs.add_metric(at, traffic["runs"])
+                queued.add_metric(at, traffic["queue_ns"] * 1e-9)
                 size.add_metric(at, _histogram(traffic["by_bytes"], BYTES, 1), traffic["bytes"])
                 took.add_metric(
                     at, _histogram(traffic["by_ns"], NANOSECONDS, 1e-9), traffic["ns"] * 1e-9
                 )
-        yield from (transfers, moved, runs, size, took)
+        yield from (transfers, moved, runs, queued, size, took)
 
 
 _collectors: WeakKeyDictionary[CollectorRegistry, EnginesCollector] = WeakKeyDictionary()

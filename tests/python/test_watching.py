@@ -43,10 +43,59 @@ def test_counts_per_peer_and_direction(engines: tuple[kvzc.Engine, kvzc.Engine])
         assert put["by_bytes"] == [(0, 1), (2048, 3)]
         assert sum(count for _, count in put["by_ns"]) == 4
         assert 0 < put["ns"] < 60e9
+        assert peer["transport"] == "shm"
         assert (got["done"], got["bytes"], got["by_bytes"]) == (1, 1024, [(1024, 1)])
         stats = writer.stats()
         assert stats["transfers_failed_Revoked"] == stats["transfers_failed"]
         assert stats["transfers_failed_PeerLost"] == 0
+
+
+def test_what_a_transfer_waits_for_its_connection_is_queue_time(
+    engines: tuple[kvzc.Engine, kvzc.Engine],
+) -> None:
+    owner, writer = engines
+    with owner.register(np.zeros(64, np.uint8)) as region:
+        handle = region.handle()
+        writer.put(np.zeros(64, np.uint8), handle).wait(20)
+        (peer,) = writer.peer_stats()
+        first = peer["put"]["queue_ns"]
+        assert 0 < first <= peer["put"]["ns"]  # It waited for the handshake.
+        writer.put(np.zeros(64, np.uint8), handle).wait(20)
+        (peer,) = writer.peer_stats()
+        assert peer["put"]["queue_ns"] == first  # This one did not.
+        assert writer.stats()["queue_ns"] == first
+
+
+def test_what_threads_wait_is_counted(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
+    owner, writer = engines
+    with pytest.raises(kvzc.TimedOut):
+        owner.arrivals.wait(b"never", timeout=0.2)
+    assert owner.stats()["arrival_wait_ns"] >= 0.15e9
+    assert owner.stats()["wait_ns"] == owner.stats()["accept_wait_ns"] == 0
+    with owner.register(np.zeros(64, np.uint8)) as region:
+        handle = region.handle()
+        # The first has to wait for the handshake, which is longer than a first look.
+        writer.put(np.zeros(64, np.uint8), handle).wait(20)
+        waited = writer.stats()["wait_ns"]
+        assert 0 < waited < 60e9
+        transfer = writer.put(np.zeros(64, np.uint8), handle)
+        transfer.wait(20)
+        transfer.wait(20)  # It is over: that is no waiting.
+        assert writer.stats()["wait_ns"] == waited
+
+
+def test_waiting_for_acceptance_is_counted() -> None:
+    with (
+        kvzc.Engine("narrow", arrival_depth=1) as owner,
+        kvzc.Engine("waits") as writer,
+        owner.register(np.zeros(64, np.uint8)) as region,
+    ):
+        handle = region.handle()
+        writer.put(np.zeros(64, np.uint8), handle, notify=b"1").wait(20)
+        before = writer.stats()["accept_wait_ns"]
+        with pytest.raises(kvzc.TimedOut):
+            writer.put(np.zeros(64, np.uint8), handle, notify=b"2", accept_timeout=0.2)
+        assert writer.stats()["accept_wait_ns"] - before >= 0.15e9
 
 
 def test_counters_outlive_the_peer() -> None:
@@ -66,7 +115,10 @@ def test_prometheus_reads_it(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
         for _ in range(2):
             writer.put(np.zeros(4096, np.uint8), region.handle()).wait(20)
         text = generate_latest(registry).decode()
-        at = f'direction="put",engine="writer-w",incarnation="{owner.incarnation}",peer="owner-w"'
+        at = (
+            f'direction="put",engine="writer-w",incarnation="{owner.incarnation}",peer="owner-w",'
+            'transport="shm"'
+        )
         lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
         def value(metric: str, **labels: str) -> float:
@@ -85,6 +137,8 @@ def test_prometheus_reads_it(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
         assert value("kvzc_transfer_bytes_bucket", le="8192") == 2
         assert value("kvzc_transfer_bytes_bucket", le="+Inf") == 2
         assert 0 < value("kvzc_transfer_seconds_sum") < 60
+        assert 0 < value("kvzc_queue_seconds_total") <= value("kvzc_transfer_seconds_sum")
+        assert 0 < float(lines['kvzc_wait_seconds_total{engine="writer-w"}']) < 60
         assert lines['kvzc_peers{engine="writer-w"}'] == "1.0"
         assert 'kvzc_transfers_failed_by_cause_total{cause="PeerLost",engine="writer-w"}' in lines
     writer.close()

@@ -68,6 +68,22 @@ def test_a_put_a_tag_and_a_get(engine: kvzc.Engine) -> None:
         assert (back == source[[1, 5]]).all()
 
 
+def test_counters_name_the_transport() -> None:
+    target = np.zeros(4096, np.uint8)
+    with (
+        kvzc.Engine("counted") as owner,
+        kvzc.Engine("by-default") as near,
+        kvzc.Engine("by-device", transports=["rdma"]) as far,
+        owner.register(target) as region,
+    ):
+        handle = region.handle()
+        for writer, transport in ((near, "shm"), (far, "rdma")):
+            writer.put(np.ones(4096, np.uint8), handle).wait(60)
+            (row,) = writer.peer_stats()
+            assert (row["name"], row["transport"]) == ("counted", transport)
+            assert row["put"]["bytes"] == 4096
+
+
 def test_a_revoked_grant_takes_nothing_more_and_others_go_on(engine: kvzc.Engine) -> None:
     with Peer() as owner:
         whole = kvzc.RemoteHandle.from_text(owner.call(own, 4, 4096))

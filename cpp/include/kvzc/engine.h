@@ -74,6 +74,7 @@ class Transfer {
   Transfer& operator=(Transfer other) noexcept;
   ~Transfer();
 
+  bool is_valid() const { return slot_ != nullptr; }
   bool has_ended() const;
   // Requires: has_ended().
   Status status() const;
@@ -91,6 +92,8 @@ class Transfer {
   Status cancel(std::int64_t deadline_ns) const;
   // Does a share of the copying, if there is any to do, until about the deadline.
   void help(std::int64_t deadline_ns) const;
+  // Counts time that a thread has waited for it.
+  void count_wait(std::int64_t ns) const;
   // This thread will sleep until the transfer has ended, and not help any more.
   void will_sleep() const;
   // Errors: kForkedEngine in a child made by fork().
@@ -217,6 +220,7 @@ class RunCutter {
 // What an engine has moved to and from one peer, ever.
 struct PeerStats {
   PeerInfo peer;
+  std::string transport;  // One entry for each that has carried something, or is the first choice.
   bool is_connected = false;
   TrafficStats put, get;
 };

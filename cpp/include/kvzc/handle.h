@@ -2,9 +2,9 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -55,9 +55,23 @@ struct RemoteView {
   // The handle and what engines remember about it. Thread: any.
   struct Shared {
     HandleInfo info;
-    std::mutex mutex;
-    Incarnation bound_engine{};     // Guarded by mutex: whose `binding` is.
-    std::shared_ptr<void> binding;  // Guarded by mutex.
+
+    // What one engine keeps here. Stays as long as the handle, so that who looks needs no lock.
+    struct Bound {
+      Incarnation engine;
+      std::shared_ptr<void> binding;
+      const Bound* next = nullptr;
+    };
+    std::atomic<const Bound*> bound{nullptr};
+
+    Shared() = default;
+    ~Shared();
+    Shared(const Shared&) = delete;
+    Shared& operator=(const Shared&) = delete;
+    // Gives what the engine keeps here, or null.
+    void* find(const Incarnation& engine) const;
+    // Keeps `binding` for it, unless it keeps one already; gives the one that is kept.
+    void* keep(const Incarnation& engine, std::shared_ptr<void> binding);
   };
   std::shared_ptr<Shared> handle;
   View view;

@@ -47,16 +47,30 @@ struct Tag {
 // never later, so that no key outlives what it names. Thread: any.
 class Registrations {
  public:
-  // Gives what `owner` keeps here for this access, made by `make()` at the first call. Errors: those
-  // of `make`, which is called again next time.
+  Registrations() = default;
+  ~Registrations() {
+    for (const Kept* each = first_.load(); each != nullptr;) delete std::exchange(each, each->next);
+  }
+  Registrations(const Registrations&) = delete;
+  Registrations& operator=(const Registrations&) = delete;
+
+  // Gives what `owner` keeps here for this access, or null. Cost: no lock.
+  template <typename T>
+  T* find(const void* owner, Access access) const {
+    const Kept* const kept = look(owner, access);
+    return kept == nullptr ? nullptr : static_cast<T*>(kept->what.get());
+  }
+  // The same, made by `make()` where there is none yet. Errors: those of `make`, which is called again
+  // next time.
   template <typename T, typename Make>
   Result<std::shared_ptr<T>> find_or_make(const void* owner, Access access, const Make& make) {
     std::lock_guard lock(mutex_);
-    for (const Kept& each : kept_) {
-      if (each.owner == owner && each.access == access) return std::static_pointer_cast<T>(each.what);
-    }
+    if (const Kept* kept = look(owner, access)) return std::static_pointer_cast<T>(kept->what);
     Result<std::shared_ptr<T>> made = make();
-    if (made.is_ok()) kept_.push_back({owner, access, *made});
+    if (made.is_ok()) {
+      first_.store(new Kept{owner, access, *made, first_.load(std::memory_order_relaxed)},
+                   std::memory_order_release);
+    }
     return made;
   }
 
@@ -65,9 +79,15 @@ class Registrations {
     const void* owner;
     Access access;
     std::shared_ptr<void> what;
+    const Kept* next;
   };
-  std::mutex mutex_;
-  std::vector<Kept> kept_;  // Guarded by mutex_.
+  const Kept* look(const void* owner, Access access) const {
+    const Kept* each = first_.load(std::memory_order_acquire);
+    while (each != nullptr && (each->owner != owner || each->access != access)) each = each->next;
+    return each;
+  }
+  std::mutex mutex_;  // Of those who add.
+  std::atomic<const Kept*> first_{nullptr};
 };
 
 // Local memory as a transport sees it. Borrows everything.
@@ -188,6 +208,8 @@ class OperationSink {
   // Takes an additional reference / drops it.
   virtual void retain(Operation& operation) = 0;
   virtual void release(Operation& operation) = 0;
+  // A thread has looked for so long whether an operation has ended, and has done nothing for it.
+  virtual void waited(std::int64_t) {}
 };
 
 // Where channels report what comes from their peers. Thread: any.
@@ -278,6 +300,10 @@ class Channel {
   // Looks for what has come in and rings the doorbell only when somebody looks: a thread that waits
   // does so again and again. Cost: next to nothing.
   virtual void look() {}
+  // A thread that looked goes to sleep until something comes in: from here on the channel sees to it
+  // by itself, and at once / it is awake. Never blocks.
+  virtual void begin_rest() {}
+  virtual void end_rest() {}
   // Gives the peer `count` credits back.
   virtual void grant_credits(std::uint32_t count) = 0;
   // Returns once the peer can no longer touch memory through any of these grants, whose epochs were

@@ -68,6 +68,10 @@ void Doorbell::sleep(std::uint32_t seen, std::int64_t timeout_ns) const {
 
 void Doorbell::arm_event() const { page()->armed.store(1, std::memory_order_seq_cst); }
 
+bool Doorbell::is_event_armed() const {
+  return page()->armed.load(std::memory_order_seq_cst) != 0;
+}
+
 void Doorbell::set_event() const {
   const std::uint64_t one = 1;
   // EAGAIN means that it is readable already, which is all that is wanted.

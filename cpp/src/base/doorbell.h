@@ -31,6 +31,8 @@ class Doorbell {
   void sleep(std::uint32_t seen, std::int64_t timeout_ns) const;
   // Asks for the event descriptor to become readable at the next ring.
   void arm_event() const;
+  // Says whether that ring is still to come.
+  bool is_event_armed() const;
   // Makes the event descriptor readable / not readable.
   void set_event() const;
   void clear_event() const;

@@ -15,18 +15,21 @@ class Patience {
   Patience(std::int64_t least_ns, std::int64_t most_ns)
       : least_ns_(least_ns), most_ns_(most_ns), ns_(least_ns) {}
 
+  // Before anybody waits.
+  void set_most(std::int64_t most_ns) { most_ns_ = most_ns; }
+
   std::int64_t ns() const { return ns_.load(std::memory_order_relaxed); }
   // It came, so long after somebody began to wait, whether by looking or asleep.
   void came_after(std::int64_t took_ns) {
     // What takes longer than that is slept for.
-    const std::int64_t twice = 2 * took_ns <= most_ns_ ? 2 * took_ns : 0;
-    ns_.store((ns() + std::max(twice, least_ns_)) / 2, std::memory_order_relaxed);
+    const std::int64_t wanted = took_ns <= most_ns_ ? std::min(2 * took_ns, most_ns_) : 0;
+    ns_.store((ns() + std::max(wanted, least_ns_)) / 2, std::memory_order_relaxed);
   }
   void was_in_vain() { ns_.store(std::max(ns() / 2, least_ns_), std::memory_order_relaxed); }
 
  private:
   const std::int64_t least_ns_;
-  const std::int64_t most_ns_;
+  std::int64_t most_ns_;
   std::atomic<std::int64_t> ns_;
 };
 

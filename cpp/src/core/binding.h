@@ -15,14 +15,16 @@
 namespace kvzc {
 
 class Endpoint;
+struct PeerTraffic;
 
-class Binding {
+class Binding : public std::enable_shared_from_this<Binding> {
  public:
   // Everything that an operation through the grant needs; constant, shared by those that run.
   struct Resolved {
     std::shared_ptr<Endpoint> endpoint;
     Channel* channel = nullptr;
     const char* transport = nullptr;
+    PeerTraffic* traffic = nullptr;  // The endpoint keeps it.
     std::vector<std::shared_ptr<RemoteMemory>> memories;  // One per storage of the handle.
     std::vector<std::uint64_t> storage_ids;
     FenceTicket fence;

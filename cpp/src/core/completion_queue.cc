@@ -124,20 +124,26 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
         return Status(Code::kTimedOut, "no transfer of the completion queue has ended in time; " +
                                            std::to_string(running_.size()) + " run on");
       }
+      Transfer oldest;
       if (!running_.empty()) {
         // The oldest, and not for long: another may end before it.
-        Transfer oldest = running_.front().entry.transfer;
+        oldest = running_.front().entry.transfer;
         lock.unlock();
         oldest.help(std::min(deadline_ns, now + kHelpSliceNs));
-        oldest = Transfer();  // It may be the last to hold an engine, which is not ended under the lock.
         lock.lock();
-        if (!ended_.empty()) continue;
       }
-      ++sleepers_;
-      say_that_it_sleeps(lock);
-      wait_until(came_, lock, std::min(deadline_ns, now_ns() + kMostSleepNs),
-                 [this] { return is_closed_ || !ended_.empty(); });
-      --sleepers_;
+      if (ended_.empty()) {
+        const std::int64_t start = now_ns();
+        ++sleepers_;
+        say_that_it_sleeps(lock);
+        wait_until(came_, lock, std::min(deadline_ns, start + kMostSleepNs),
+                   [this] { return is_closed_ || !ended_.empty(); });
+        --sleepers_;
+        if (oldest.is_valid()) oldest.count_wait(now_ns() - start);
+      }
+      lock.unlock();
+      oldest = Transfer();  // It may be the last to hold an engine, which is not ended under the lock.
+      lock.lock();
     }
   }
 

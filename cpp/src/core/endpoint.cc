@@ -89,6 +89,11 @@ void Endpoint::look_at_channels() {
   }
 }
 
+PeerTraffic& Endpoint::tag_traffic() const {
+  return **std::find_if(traffic_.begin(), traffic_.end(),
+                        [](const auto& traffic) { return traffic != nullptr; });
+}
+
 Channel* Endpoint::tag_channel() const {
   // Tags go by the first channel that both sides have, and so do their credits.
   const auto first = std::find_if(channels_.begin(), channels_.end(),
@@ -876,6 +881,7 @@ Status Endpoint::resolve(const wire::Attached& attached, const Binding& binding,
     out->endpoint = shared_from_this();
     out->channel = channels_[i].get();
     out->transport = transports[i]->name();
+    out->traffic = traffic_[i].get();
     for (const Import* import : imports) out->memories.push_back(*import->roads[i]);
     out->storage_ids = attached.storages;
     out->fence = {attached.fence_slot, attached.fence_epoch};

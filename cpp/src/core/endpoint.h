@@ -86,13 +86,15 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Looks whether a channel has found out by itself that it is lost; if so, all is. Thread: any.
   void look_at_channels();
 
-  // Counts what goes to this peer. Requires: is_ready() was seen.
-  PeerTraffic& traffic() const { return *traffic_; }
+  // Counts what goes with tags alone. Requires: is_ready() was seen.
+  PeerTraffic& tag_traffic() const;
 
   // --- Thread: control. ---
 
   // Before it is ready.
-  void count_in(std::shared_ptr<PeerTraffic> traffic) { traffic_ = std::move(traffic); }
+  void count_in(std::vector<std::shared_ptr<PeerTraffic>> traffic) { traffic_ = std::move(traffic); }
+  // By the transports of this engine.
+  bool has_channel(std::size_t transport) const { return channels_[transport] != nullptr; }
   // Begins to reach the peer that `first` names; its grant's key opens the door.
   void connect(std::shared_ptr<Binding> first);
   // Takes over a connection that was accepted.
@@ -190,7 +192,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::string_view secret() const;
   std::string peer_words() const;
 
-  std::shared_ptr<PeerTraffic> traffic_;
+  std::vector<std::shared_ptr<PeerTraffic>> traffic_;  // By transport, null where there is no channel.
   EndpointHost& host_;
   const std::int64_t handshake_deadline_ns_;
 

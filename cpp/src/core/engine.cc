@@ -102,8 +102,8 @@ class Watcher {
   std::vector<WakerWatch> watches_;
 };
 
-bool spin_until_ended(const Transfer& transfer, std::int64_t deadline_ns) {
-  const std::int64_t until = std::min(deadline_ns, now_ns() + kSpinNs);
+bool spin_until_ended(const Transfer& transfer, std::int64_t start_ns, std::int64_t deadline_ns) {
+  const std::int64_t until = std::min(deadline_ns, start_ns + kSpinNs);
   while (!transfer.has_ended()) {
     if (now_ns() >= until) return false;
     cpu_relax();
@@ -142,18 +142,27 @@ Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t 
       return Status::ok();
     }
     // No helping: it might be with the one that ends last.
-    return sleep_until_one_ended(transfers, deadline_ns);
+    const std::int64_t start = now_ns();
+    Status slept = sleep_until_one_ended(transfers, deadline_ns);
+    transfers[0].count_wait(now_ns() - start);
+    return slept;
   }
   for (const Transfer& transfer : transfers) {
     if (transfer.has_ended()) continue;
     transfer.help(deadline_ns);
-    if (spin_until_ended(transfer, deadline_ns)) continue;
-    if (Status slept = sleep_until_one_ended({&transfer, 1}, deadline_ns); !slept.is_ok()) {
-      return slept;
+    if (transfer.has_ended()) continue;
+    const std::int64_t start = now_ns();
+    Status slept;
+    if (!spin_until_ended(transfer, start, deadline_ns)) {
+      slept = sleep_until_one_ended({&transfer, 1}, deadline_ns);
     }
+    transfer.count_wait(now_ns() - start);
+    if (!slept.is_ok()) return slept;
   }
   return Status::ok();
 }
+
+void Transfer::count_wait(std::int64_t ns) const { core_->waited(ns); }
 
 void Transfer::will_sleep() const {
   Channel* channel = slot_->channel.load(std::memory_order_acquire);
@@ -353,7 +362,7 @@ Result<Transfer> Engine::get(std::span<const TransferItem> items, const Transfer
 Result<Transfer> Engine::connect(const RemoteView& target) { return core_->connect(target); }
 
 Result<std::shared_ptr<const PeerInfo>> Engine::peer_of(const RemoteView& target) {
-  const auto resolved = core_->binding_for(target)->resolved();
+  const auto resolved = core_->binding_for(target).resolved();
   if (!resolved) return Status(Code::kPeerLost, "the handle's engine is not connected");
   return resolved->endpoint->info();
 }

@@ -41,9 +41,11 @@ constexpr std::int64_t kNetworkPauseNs = kSecondNs;
 constexpr std::int64_t kEndedPauseNs = 100'000'000;
 constexpr std::size_t kLeastSecretBytes = 16;
 constexpr std::size_t kMostAddresses = 8;
-// A waiting thread looks at least, and at most, this long before it sleeps.
+// A waiting thread looks at least, and at most, this long before it sleeps: longer where a device
+// would wake a thread that wakes it.
 constexpr std::int64_t kSpinNs = 20'000;
 constexpr std::int64_t kMostSpinNs = 200'000;
+constexpr std::int64_t kMostDeviceSpinNs = 2'000'000;
 
 Status closed() { return Status(Code::kClosed, "the engine is closed; make another one"); }
 
@@ -78,8 +80,7 @@ EngineCore::EngineCore(EngineOptions options)
 
 EngineCore::~EngineCore() = default;
 
-Status EngineCore::usable_here() const {
-  if (!fork_guard_.is_forked_child()) return Status::ok();
+Status EngineCore::forked() {
   return Status(Code::kForkedEngine,
                 "this engine was made before fork() and belongs to the parent process; make "
                 "another one here, or start the process with 'spawn'");
@@ -129,6 +130,11 @@ Status EngineCore::start() {
     } else if (!options_.transports.empty() || (transports_.empty() && name == names.back())) {
       return transport.status();
     }
+  }
+
+  if (std::any_of(transports_.begin(), transports_.end(),
+                  [](const auto& transport) { return !transport->is_local(); })) {
+    arrival_patience_.set_most(kMostDeviceSpinNs);
   }
 
   Result<OwnedFd> listener = listen_at(address_);
@@ -477,7 +483,7 @@ Result<Catalog> EngineCore::catalog() {
 }
 
 Result<std::string> EngineCore::explain(const RemoteView& target) {
-  const auto resolved = binding_for(target)->resolved();
+  const auto resolved = binding_for(target).resolved();
   if (!resolved) {
     return Status(Code::kPeerLost, "the handle's engine is not connected; connect first");
   }
@@ -680,14 +686,9 @@ void EngineCore::close_region_later(std::shared_ptr<RegionRecord> record) {
 
 // --- Transfers ---
 
-std::shared_ptr<Binding> EngineCore::binding_for(const RemoteView& view) {
+Binding& EngineCore::binding_for(const RemoteView& view) {
   RemoteView::Shared& handle = *view.handle;
-  {
-    std::lock_guard lock(handle.mutex);
-    if (handle.binding && handle.bound_engine == incarnation_) {
-      return std::static_pointer_cast<Binding>(handle.binding);
-    }
-  }
+  if (void* const kept = handle.find(incarnation_)) return *static_cast<Binding*>(kept);
   std::shared_ptr<Binding> binding;
   {
     // Two handles of one grant share its binding, if they carry the same key.
@@ -707,10 +708,7 @@ std::shared_ptr<Binding> EngineCore::binding_for(const RemoteView& view) {
       bindings_.emplace(key, binding);
     }
   }
-  std::lock_guard lock(handle.mutex);
-  handle.bound_engine = incarnation_;
-  handle.binding = binding;
-  return binding;
+  return *static_cast<Binding*>(handle.keep(incarnation_, std::move(binding)));
 }
 
 Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items) {
@@ -816,6 +814,20 @@ Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
 // Where source and target are one memory, a copy must not run into itself: no byte may be read and
 // written by one transfer. Requires: the segments' remote memories are filled in.
 Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
+  const auto overlap = [] {
+    return Status(Code::kInvalidArgument,
+                  "source and target overlap: they share bytes of one allocation");
+  };
+  if (slot.runs.size() == 1) {  // The walk of most puts: quickly, and without a list.
+    const Segment& segment = slot.segments[0];
+    const Run& run = slot.runs[0];
+    const std::optional<std::int64_t> base = segment.remote->offset_of(segment.local);
+    if (!base) return Status::ok();
+    const std::int64_t begin = *base + (run.local - segment.local.data);
+    const auto nbytes = static_cast<std::int64_t>(run.nbytes);
+    const auto target = static_cast<std::int64_t>(run.remote);
+    return begin < target + nbytes && target < begin + nbytes ? overlap() : Status::ok();
+  }
   using Bytes = std::pair<std::int64_t, std::int64_t>;  // Begin and end, in the remote memory.
   // Made where it is needed: mostly the memories are those of two processes.
   std::optional<std::unordered_map<const RemoteMemory*, std::vector<Bytes>>> targets;
@@ -860,8 +872,7 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
         // The last one that begins before this one's end.
         const auto after = std::lower_bound(written.begin(), written.end(), Bytes(end, 0));
         if (after == written.begin() || std::prev(after)->second <= begin) continue;
-        return Status(Code::kInvalidArgument,
-                      "source and target overlap: they share bytes of one allocation");
+        return overlap();
       }
     }
   }
@@ -869,7 +880,7 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
 }
 
 Status EngineCore::dispatch(OperationSlot& slot,
-                            const std::shared_ptr<const Binding::Resolved>& resolved) {
+                            std::shared_ptr<const Binding::Resolved> resolved) {
   if (slot.has_tag && !slot.has_credit) {
     Status credit = resolved->channel->take_credit(slot.tag.nbytes);
     if (!credit.is_ok()) return credit;
@@ -891,10 +902,11 @@ Status EngineCore::dispatch(OperationSlot& slot,
   slot.fence = resolved->fence;
   slot.transport.store(resolved->transport, std::memory_order_relaxed);
   slot.road = resolved->endpoint;
-  slot.traffic = &resolved->endpoint->traffic().in(slot.direction);
-  if (trace_) slot.posted_ns = now_ns();
-  slot.pins.push_back(resolved);
-  resolved->channel->post(slot);
+  slot.traffic = &resolved->traffic->in(slot.direction);
+  if (trace_ || slot.has_waited) slot.posted_ns = now_ns();
+  Channel* const channel = resolved->channel;
+  slot.pins.push_back(std::move(resolved));
+  channel->post(slot);
   return Status::ok();
 }
 
@@ -929,7 +941,7 @@ Status EngineCore::after_loss(const HandleInfo& handle, Status why) const {
 }
 
 Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOptions& options,
-                                         std::shared_ptr<Binding> binding) {
+                                         Binding* binding) {
   if (options.notify && options.notify->size() > kMaxTagBytes) {
     return Status(Code::kInvalidArgument, "the notify tag has " +
                                               std::to_string(options.notify->size()) + " bytes; " +
@@ -951,7 +963,7 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
   slot->direction = direction;
   slot->after = options.after;
   if (trace_) slot->label = options.label;
-  slot->binding = std::move(binding);
+  if (binding != nullptr) slot->binding = binding->shared_from_this();
   if (options.notify) {
     slot->has_tag = true;
     slot->tag.nbytes = static_cast<std::uint8_t>(options.notify->size());
@@ -1019,12 +1031,11 @@ template <typename Fill>
 Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remote,
                                     const TransferOptions& options, Purpose purpose,
                                     const Fill& fill_slot) {
-  const std::shared_ptr<Binding> binding = binding_for(remote);
-  Status status = binding->failure();
-  if (!status.is_ok()) return after_loss(binding->info(), status);
-  Result<OperationSlot*> begun = begin(direction, options, binding);
+  Binding& binding = binding_for(remote);
+  Result<OperationSlot*> begun = begin(direction, options, &binding);
   if (!begun.is_ok()) return begun.status();
   OperationSlot* const slot = *begun;
+  Status status;
   try {
     status = fill_slot(*slot);
   } catch (const std::exception&) {  // No memory, or a list that no memory would hold.
@@ -1037,25 +1048,31 @@ Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remot
   }
   if (slot->nbytes == 0 && !slot->has_tag && purpose == Purpose::kPut) {
     // Nothing to move and nobody to tell.
+    if (Status lost = binding.failure(); !lost.is_ok()) {
+      abandon(slot);
+      return after_loss(binding.info(), std::move(lost));
+    }
     Transfer transfer(shared_from_this(), slot);
     retire(*slot, Status::ok());
     return transfer;
   }
   std::shared_ptr<const Binding::Resolved> resolved;
-  switch (binding->enter(*slot, &resolved, &status)) {
+  switch (binding.enter(*slot, &resolved, &status)) {
     case Binding::Next::kPost:
-      status = dispatch(*slot, resolved);
+      status = dispatch(*slot, std::move(resolved));
       break;
     case Binding::Next::kStart:
-      if (!loop_.post([this, binding] { start_binding(binding); })) {
-        if (binding->withdraw(*slot, Code::kClosed)) status = closed();
+      if (!loop_.post([this, keep = slot->binding] { start_binding(keep); })) {
+        if (binding.withdraw(*slot, Code::kClosed)) status = closed();
       }
       break;
-    case Binding::Next::kWait:
     case Binding::Next::kFail:
+      status = after_loss(binding.info(), std::move(status));
+      break;
+    case Binding::Next::kWait:
       break;
     case Binding::Next::kEndedStart:
-      loop_.post([this, binding] { start_binding(binding); });
+      loop_.post([this, keep = slot->binding] { start_binding(keep); });
       [[fallthrough]];
     case Binding::Next::kEnded: {
       Transfer transfer(shared_from_this(), slot);
@@ -1129,7 +1146,7 @@ Result<Transfer> EngineCore::try_notify(const PeerInfo& target, const TransferOp
   slot->has_credit = true;
   slot->transport.store(endpoint->tag_transport(), std::memory_order_relaxed);
   slot->road = endpoint;
-  slot->traffic = &endpoint->traffic().put;
+  slot->traffic = &endpoint->tag_traffic().put;
   if (trace_) slot->posted_ns = now_ns();
   Transfer transfer(shared_from_this(), slot);
   channel->post(*slot);
@@ -1147,11 +1164,26 @@ bool EngineCore::wait_for_slot(std::int64_t left_ns) {
   return true;
 }
 
+// Counts how long a thread is within.
+class EngineCore::WaitCount {
+ public:
+  explicit WaitCount(std::atomic<std::int64_t>& total) : total_(total), since_ns_(now_ns()) {}
+  ~WaitCount() { total_.fetch_add(now_ns() - since_ns_, std::memory_order_relaxed); }
+  WaitCount(const WaitCount&) = delete;
+  WaitCount& operator=(const WaitCount&) = delete;
+  std::int64_t since_ns() const { return since_ns_; }
+
+ private:
+  std::atomic<std::int64_t>& total_;
+  const std::int64_t since_ns_;
+};
+
 void EngineCore::wait_for_room(const RemoteView& target, const TransferOptions& options,
                                std::int64_t deadline_ns) {
-  const std::int64_t left = std::max<std::int64_t>(deadline_ns - now_ns(), 0);
+  const WaitCount count(counters_.accept_wait_ns);
+  const std::int64_t left = std::max<std::int64_t>(deadline_ns - count.since_ns(), 0);
   if (left == 0 || !usable().is_ok() || wait_for_slot(left)) return;
-  const auto resolved = binding_for(target)->resolved();
+  const auto resolved = binding_for(target).resolved();
   if (!resolved) {
     // Full before the connection is there: it will not take long, one way or the other.
     usleep(static_cast<useconds_t>(std::min<std::int64_t>(left / 1000 + 1, 1000)));
@@ -1162,7 +1194,8 @@ void EngineCore::wait_for_room(const RemoteView& target, const TransferOptions& 
 
 void EngineCore::wait_for_room(const PeerInfo& target, const TransferOptions& options,
                                std::int64_t deadline_ns) {
-  const std::int64_t left = std::max<std::int64_t>(deadline_ns - now_ns(), 0);
+  const WaitCount count(counters_.accept_wait_ns);
+  const std::int64_t left = std::max<std::int64_t>(deadline_ns - count.since_ns(), 0);
   if (left == 0 || !usable().is_ok() || wait_for_slot(left)) return;
   const std::shared_ptr<Endpoint> endpoint = endpoint_of(target);
   if (endpoint && options.notify) {
@@ -1174,22 +1207,23 @@ void EngineCore::retire(Operation& operation, Status status) {
   auto& slot = static_cast<OperationSlot&>(operation);
   const std::int64_t now = now_ns();
   if (status.is_ok()) {
-    counters_.done.fetch_add(1, std::memory_order_relaxed);
-    counters_.bytes.fetch_add(slot.nbytes, std::memory_order_relaxed);
-    counters_.runs.fetch_add(slot.run_count, std::memory_order_relaxed);
+    // With a peer its traffic counts it, and stats() adds that up.
+    if (slot.traffic == nullptr) counters_.done.fetch_add(1, std::memory_order_relaxed);
   } else if (status.code() == Code::kCancelled) {
     counters_.cancelled.fetch_add(1, std::memory_order_relaxed);
   } else {
     counters_.failed.fetch_add(1, std::memory_order_relaxed);
     failed_by_code_[static_cast<std::size_t>(status.code())].fetch_add(1, std::memory_order_relaxed);
   }
-  deadlines_.remove(slot);
+  if (slot.has_deadline) deadlines_.remove(slot);
   // Before the end is told: whoever hears of it may take the memory away.
   slot.pins.clear();
   counters_.running.fetch_sub(1, std::memory_order_seq_cst);
   if (slot.traffic != nullptr) {
     if (status.is_ok()) {
-      slot.traffic->count_done(slot.nbytes, slot.run_count, now - slot.state.submitted_ns());
+      const std::int64_t submitted = slot.state.submitted_ns();
+      slot.traffic->count_done(slot.nbytes, slot.run_count, now - submitted,
+                               slot.has_waited ? slot.posted_ns - submitted : 0);
     } else if (status.code() == Code::kCancelled) {
       slot.traffic->count_cancelled();
     } else {
@@ -1354,15 +1388,16 @@ void EngineCore::endpoint_returned(Endpoint& endpoint) {
   }
 }
 
-std::shared_ptr<PeerTraffic> EngineCore::traffic_of(const PeerInfo& peer) {
+std::shared_ptr<PeerTraffic> EngineCore::traffic_of(const PeerInfo& peer, const char* transport) {
   std::lock_guard lock(mutex_);
-  if (const auto known = traffic_.find(peer.incarnation); known != traffic_.end()) {
+  if (const auto known = traffic_.find({peer.incarnation, transport}); known != traffic_.end()) {
     return known->second;
   }
   // Restarts make new peers without an end: those beyond these are counted together.
   const bool is_room = traffic_.size() < kMostCountedPeers;
-  std::shared_ptr<PeerTraffic>& out = traffic_[is_room ? peer.incarnation : Incarnation{}];
-  if (!out) out = std::make_shared<PeerTraffic>(is_room ? peer : PeerInfo{});
+  std::shared_ptr<PeerTraffic>& out =
+      traffic_[{is_room ? peer.incarnation : Incarnation{}, transport}];
+  if (!out) out = std::make_shared<PeerTraffic>(is_room ? peer : PeerInfo{}, transport);
   return out;
 }
 
@@ -1370,12 +1405,20 @@ std::vector<PeerStats> EngineCore::peer_stats() const {
   std::vector<PeerStats> out;
   if (fork_guard_.is_forked_child()) return out;
   std::lock_guard lock(mutex_);
-  for (const auto& [incarnation, traffic] : traffic_) {
-    const bool is_connected =
-        std::any_of(drained_->begin(), drained_->end(), [&](const auto& endpoint) {
-          return !endpoint->is_lost() && endpoint->peer_incarnation() == incarnation;
-        });
-    out.push_back({traffic->peer, is_connected, traffic->put.read(), traffic->get.read()});
+  for (const auto& [key, traffic] : traffic_) {
+    bool is_connected = false;
+    bool is_first_choice = key.first == Incarnation{};
+    for (const auto& endpoint : *drained_) {
+      if (endpoint->peer_incarnation() != key.first) continue;
+      is_connected |= !endpoint->is_lost();
+      is_first_choice |= endpoint->tag_transport() == key.second;
+    }
+    PeerStats row{traffic->peer, traffic->transport, is_connected, traffic->put.read(),
+                  traffic->get.read()};
+    const auto is_used = [](const TrafficStats& way) {
+      return way.done + way.failed + way.cancelled > 0;
+    };
+    if (is_first_choice || is_used(row.put) || is_used(row.get)) out.push_back(std::move(row));
   }
   return out;
 }
@@ -1394,7 +1437,11 @@ void EngineCore::trace(const OperationSlot& slot, const Status& status, std::int
 }
 
 void EngineCore::endpoint_ready(Endpoint& endpoint) {
-  endpoint.count_in(traffic_of(*endpoint.info()));
+  std::vector<std::shared_ptr<PeerTraffic>> traffic(transports_.size());
+  for (std::size_t i = 0; i < transports_.size(); ++i) {
+    if (endpoint.has_channel(i)) traffic[i] = traffic_of(*endpoint.info(), transports_[i]->name());
+  }
+  endpoint.count_in(std::move(traffic));
   std::lock_guard lock(mutex_);
   lost_peers_.erase(endpoint.peer_incarnation());
   auto list = std::make_shared<Endpoints>(*drained_);
@@ -1506,6 +1553,7 @@ bool EngineCore::try_again(CreditWaiter& waiter) {
   };
   if (waiter.slot == nullptr) return has_sent(waiter.orphan.tag, waiter.orphan.code);
   OperationSlot& slot = *waiter.slot;
+  slot.has_waited = true;
   Status status = slot.failure();
   // While it waited the engine or the region may have closed.
   if (status.is_ok() && is_closed_.load(std::memory_order_acquire)) status = closed();
@@ -1610,7 +1658,8 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
     return taken;
   };
   Result<std::vector<Arrival>> outcome = std::vector<Arrival>();
-  const std::int64_t start = now_ns();
+  const WaitCount waits(counters_.arrival_wait_ns);
+  const std::int64_t start = waits.since_ns();
   const std::int64_t spin_until = std::min(deadline_ns, start + arrival_patience_.ns());
   bool has_slept = false;
   for (;;) {
@@ -1647,7 +1696,13 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
     }
     if (doorbell_.count() != seen) continue;
     if (!std::exchange(has_slept, true)) arrival_patience_.was_in_vain();
+    for (const auto& endpoint : *endpoints) {
+      if (Channel* const channel = endpoint->tag_channel()) channel->begin_rest();
+    }
     doorbell_.sleep(seen, deadline_ns - now);
+    for (const auto& endpoint : *endpoints) {
+      if (Channel* const channel = endpoint->tag_channel()) channel->end_rest();
+    }
   }
   inbox_.end_wait(tag);
   return outcome;
@@ -1718,6 +1773,14 @@ EngineStats EngineCore::stats() {
     std::set<Incarnation> peers;  // Two connections to one are one.
     for (const auto& endpoint : *drained_) peers.insert(endpoint->peer_incarnation());
     out.peers = peers.size();
+    for (const auto& [key, traffic] : traffic_) {
+      for (const TrafficStats& way : {traffic->put.read(), traffic->get.read()}) {
+        out.transfers_done += way.done;
+        out.bytes_done += way.bytes;
+        out.runs_done += way.runs;
+        out.queue_ns += way.queue_ns;
+      }
+    }
   }
   {
     std::lock_guard lock(quarantine_mutex_);
@@ -1731,11 +1794,15 @@ EngineStats EngineCore::stats() {
   out.storages = storages_.size();
   out.grants = grants_.size();
   out.transfers_running = counters_.running.load();
-  out.transfers_done = counters_.done.load();
+  out.transfers_done += counters_.done.load();
+  const auto read = [](const std::atomic<std::int64_t>& ns) {
+    return static_cast<std::uint64_t>(ns.load(std::memory_order_relaxed));
+  };
+  out.wait_ns = read(counters_.wait_ns);
+  out.accept_wait_ns = read(counters_.accept_wait_ns);
+  out.arrival_wait_ns = read(counters_.arrival_wait_ns);
   out.transfers_failed = counters_.failed.load();
   out.transfers_cancelled = counters_.cancelled.load();
-  out.bytes_done = counters_.bytes.load();
-  out.runs_done = counters_.runs.load();
   out.temporary_registrations = counters_.temporary.load();
   for (std::size_t i = 0; i < kCodeCount; ++i) out.failed_by_code[i] = failed_by_code_[i].load();
   const Inbox::Counts counts = inbox_.counts();

@@ -71,7 +71,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   Status close(std::int64_t deadline_ns);
   Status usable() const;
   // As usable(), but a closed engine is still usable here.
-  Status usable_here() const;
+  Status usable_here() const {
+    return fork_guard_.is_forked_child() ? forked() : Status::ok();
+  }
 
   // --- Memory ---
   Result<Region> register_memory(std::span<const TensorSpec> tensors);
@@ -105,7 +107,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void wait_for_room(const PeerInfo& target, const TransferOptions& options,
                      std::int64_t deadline_ns);
   Status cancel(OperationSlot& slot, std::int64_t deadline_ns);
-  std::shared_ptr<Binding> binding_for(const RemoteView& view);
+  // Lives as long as the view's handle.
+  Binding& binding_for(const RemoteView& view);
 
   // --- Arrivals and peers ---
   Result<std::vector<Arrival>> wait_arrivals(std::string_view tag, std::size_t count,
@@ -124,6 +127,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void retire(Operation& operation, Status status) override;
   void retain(Operation& operation) override { operation.retain(); }
   void release(Operation& operation) override;
+  void waited(std::int64_t ns) override {
+    counters_.wait_ns.fetch_add(ns, std::memory_order_relaxed);
+  }
   void arrived(std::uint64_t peer_token, std::string_view tag, Code code) override;
   void channel_lost(std::uint64_t peer_token) override;
 
@@ -149,6 +155,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   SocketList& sockets() override { return sockets_; }
 
  private:
+  static Status forked();
+
   using Endpoints = std::vector<std::shared_ptr<Endpoint>>;
 
   // --- Revoking. Any thread. ---
@@ -197,7 +205,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
                           const TransferOptions& options, Purpose purpose, const Fill& fill_slot);
   // Takes a slot and fills in what all transfers have. Errors: kWouldBlock.
   Result<OperationSlot*> begin(Direction direction, const TransferOptions& options,
-                               std::shared_ptr<Binding> binding);
+                               Binding* binding);
   // Fails it and lets nothing more of it begin.
   void stop(OperationSlot& slot, const Status& why);
   // Wakes those who sleep while as many run as may. Requires: one less runs.
@@ -236,11 +244,12 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   static Status check_targets_disjoint(const OperationSlot& slot);
   static Status check_not_into_itself(const OperationSlot& slot);
   // Gives where what moves to and from a peer is counted.
-  std::shared_ptr<PeerTraffic> traffic_of(const PeerInfo& peer);
+  std::shared_ptr<PeerTraffic> traffic_of(const PeerInfo& peer, const char* transport);
   void trace(const OperationSlot& slot, const Status& status, std::int64_t done_ns);
   // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.
-  Status dispatch(OperationSlot& slot, const std::shared_ptr<const Binding::Resolved>& resolved);
+  Status dispatch(OperationSlot& slot, std::shared_ptr<const Binding::Resolved> resolved);
   void abandon(OperationSlot* slot);
+  class WaitCount;
   void drain_all();
   std::shared_ptr<const Endpoints> drained() const;
 
@@ -288,7 +297,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Lost, but perhaps still writing: closing a region waits for them too.
   Endpoints doubtful_;
   std::map<Incarnation, LostPeer> lost_peers_;
-  std::map<Incarnation, std::shared_ptr<PeerTraffic>> traffic_;  // Under no incarnation: all others.
+  // By peer and transport; under no incarnation: all other peers.
+  std::map<std::pair<Incarnation, std::string>, std::shared_ptr<PeerTraffic>> traffic_;
   bool has_arrivals_fd_ = false;
 
   // Regions of which a peer that did not answer may still touch the memory.
@@ -297,8 +307,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   bool is_quarantine_watched_ = false;
 
   struct Counters {
-    std::atomic<std::uint64_t> running{0}, done{0}, failed{0}, cancelled{0}, bytes{0}, runs{0},
-        temporary{0};
+    std::atomic<std::uint64_t> running{0}, failed{0}, cancelled{0}, temporary{0};
+    std::atomic<std::uint64_t> done{0};  // Without a peer.
+    std::atomic<std::int64_t> wait_ns{0}, accept_wait_ns{0}, arrival_wait_ns{0};
     std::atomic<std::uint32_t> room_count{0}, room_sleepers{0};
   };
   Counters counters_;

@@ -288,6 +288,30 @@ Result<RemoteView> RemoteView::view_as(DType dtype) const {
   return of_same_grant(*this, kvzc::view_as(view, dtype));
 }
 
+RemoteView::Shared::~Shared() {
+  for (const Bound* each = bound.load(); each != nullptr;) delete std::exchange(each, each->next);
+}
+
+void* RemoteView::Shared::find(const Incarnation& engine) const {
+  const Bound* each = bound.load(std::memory_order_acquire);
+  while (each != nullptr && std::memcmp(each->engine.data(), engine.data(), sizeof engine) != 0) {
+    each = each->next;
+  }
+  return each == nullptr ? nullptr : each->binding.get();
+}
+
+void* RemoteView::Shared::keep(const Incarnation& engine, std::shared_ptr<void> binding) {
+  auto* const mine = new Bound{engine, std::move(binding), bound.load(std::memory_order_acquire)};
+  do {
+    // Another thread may have been faster.
+    if (void* const kept = find(engine)) {
+      delete mine;
+      return kept;
+    }
+  } while (!bound.compare_exchange_weak(mine->next, mine, std::memory_order_acq_rel));
+  return mine->binding.get();
+}
+
 std::string incarnation_text(const Incarnation& incarnation) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;

@@ -46,6 +46,7 @@ void OperationPool::give_back(OperationSlot* slot) {
   slot->traffic = nullptr;
   slot->label.clear();
   slot->posted_ns = 0;
+  slot->has_waited = false;
   slot->has_deadline = false;
   slot->after = 0;
   slot->clear_failure();

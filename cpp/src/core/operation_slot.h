@@ -30,9 +30,10 @@ class OperationSlot : public Operation {
   std::uint64_t run_count = 0;
   bool has_credit = false;
   Traffic* traffic = nullptr;  // Of the peer, kept by `road`. Null: none was reached.
-  // For a trace, and only then.
-  std::string label;
+  std::string label;  // For a trace, and only then.
+  // When the transport was asked. 0: never, or at once and nobody needs to know.
   std::int64_t posted_ns = 0;
+  bool has_waited = false;  // It was not posted at once.
   // Its place in Deadlines, as long as that has not come. Set before it is posted.
   bool has_deadline = false;
   std::optional<std::multimap<std::int64_t, OperationSlot*>::iterator> deadline;

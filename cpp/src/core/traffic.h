@@ -1,9 +1,11 @@
-// Traffic: counters of one peer, bumped by whichever thread ends a transfer.
+// Traffic: counters of one peer and transport, bumped by whichever thread ends a transfer.
 #pragma once
 
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "kvzc/engine.h"
 #include "kvzc/stats.h"
@@ -13,11 +15,13 @@ namespace kvzc {
 // Thread: any. Cost: some uncontended atomic additions.
 class Traffic {
  public:
-  void count_done(std::uint64_t nbytes, std::uint64_t runs, std::int64_t took_ns) {
+  void count_done(std::uint64_t nbytes, std::uint64_t runs, std::int64_t took_ns,
+                  std::int64_t queued_ns) {
     const auto ns = static_cast<std::uint64_t>(took_ns > 0 ? took_ns : 0);
     add(bytes_, nbytes);
     add(runs_, runs);
     add(ns_, ns);
+    if (queued_ns > 0) add(queue_ns_, static_cast<std::uint64_t>(queued_ns));
     add(by_bytes_[static_cast<std::size_t>(std::bit_width(nbytes))], 1);
     add(by_ns_[static_cast<std::size_t>(std::bit_width(ns))], 1);
   }
@@ -36,6 +40,7 @@ class Traffic {
     out.bytes = bytes_.load(std::memory_order_relaxed);
     out.runs = runs_.load(std::memory_order_relaxed);
     out.ns = ns_.load(std::memory_order_relaxed);
+    out.queue_ns = queue_ns_.load(std::memory_order_relaxed);
     return out;
   }
 
@@ -44,13 +49,14 @@ class Traffic {
   static void add(Counter& counter, std::uint64_t value) {
     counter.fetch_add(value, std::memory_order_relaxed);
   }
-  Counter bytes_{0}, runs_{0}, ns_{0}, failed_{0}, cancelled_{0};
+  Counter bytes_{0}, runs_{0}, ns_{0}, queue_ns_{0}, failed_{0}, cancelled_{0};
   std::array<Counter, std::tuple_size_v<Log2Histogram>> by_bytes_{}, by_ns_{};
 };
 
 struct PeerTraffic {
-  explicit PeerTraffic(PeerInfo info) : peer(std::move(info)) {}
+  PeerTraffic(PeerInfo info, std::string name) : peer(std::move(info)), transport(std::move(name)) {}
   const PeerInfo peer;
+  const std::string transport;
   Traffic put, get;
 
   Traffic& in(Direction direction) { return direction == Direction::kPut ? put : get; }

@@ -99,7 +99,9 @@ def test_a_killed_host_a_restarted_one_and_a_cut_wire(
     assert notes.read("done") == ""
 
 
-@pytest.mark.skipif("KVZC_DEMO" not in os.environ, reason="two guests import torch: a quarter of an hour")
+@pytest.mark.skipif(
+    "KVZC_DEMO" not in os.environ, reason="two guests import torch: a quarter of an hour"
+)
 @pytest.mark.parametrize("options", [[], ["--corrupt"]], ids=["equal", "corrupt"])
 def test_the_demo_across_two_hosts(
     wire: str, guests: list[Guest], tmp_path: Path, options: list[str]

@@ -89,6 +89,8 @@ class FaultChannel final : public Channel {
   Status look_at_grant(FenceTicket grant) override { return inner_->look_at_grant(grant); }
   void drain() override;
   void look() override { inner_->look(); }
+  void begin_rest() override { inner_->begin_rest(); }
+  void end_rest() override { inner_->end_rest(); }
   void grant_credits(std::uint32_t count) override { inner_->grant_credits(count); }
   Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) override {
     return inner_->fence(grants, deadline_ns);

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/clock.h"
+#include "base/doorbell.h"
 #include "base/futex.h"
 #include "transport/rdma/rdma_channel.h"
 
@@ -22,6 +23,8 @@ constexpr std::int64_t kSpinNs = 20'000;
 // While somebody is active it looks once in so long for what was left alone: longer where it finds nothing.
 constexpr std::int64_t kNapNs = 1'000'000;
 constexpr std::int64_t kMostNapNs = 8'000'000;
+// Where no event ends it: an owner's question may wait for so long.
+constexpr std::int64_t kMostUnarmedNs = 2'000'000;
 // Whoever was active counts as active for so long: between two marks the poller may well look twice, and
 // an event that it asked for in between would cut into the next post.
 constexpr std::int64_t kActiveNs = 2 * kMostNapNs;
@@ -70,6 +73,16 @@ void Poller::add_sleeper() {
   if (is_napping_.exchange(false, std::memory_order_seq_cst)) wake();
 }
 
+void Poller::begin_rest() {
+  // Either this sees that no event was asked for, or the poller sees that somebody rests.
+  resting_.fetch_add(1, std::memory_order_seq_cst);
+  see_to_messages();
+}
+
+void Poller::see_to_messages() {
+  if (is_unarmed_.exchange(false, std::memory_order_seq_cst)) wake();
+}
+
 void Poller::settle() {
   while (look_surely()) {
   }
@@ -100,9 +113,9 @@ void Poller::run() {
 }
 
 bool Poller::is_somebody_active() {
-  const std::uint32_t activity = activity_.load(std::memory_order_relaxed);
+  const std::uint32_t seen = activity();
   const std::int64_t now = now_ns();
-  if (activity != std::exchange(seen_activity_, activity)) active_until_ns_ = now + kActiveNs;
+  if (seen != std::exchange(seen_activity_, seen)) active_until_ns_ = now + kActiveNs;
   return now < active_until_ns_ && sleepers_.load(std::memory_order_relaxed) == 0;
 }
 
@@ -118,7 +131,7 @@ void Poller::look_until_idle() {
     }
     if (now >= next_watch_ns_) return;
     cpu_relax();
-    if (activity_.load(std::memory_order_relaxed) != seen_activity_) return;
+    if (activity() != seen_activity_) return;
   }
 }
 
@@ -131,10 +144,29 @@ void Poller::sleep() {
 }
 
 void Poller::nap() {
+  if (nap_unarmed()) return;
   for (const auto& rail : rails_) rail->arm(Rail::Events::kMessages);
   const bool was_left_alone = look_surely();
   nap_ns_ = was_left_alone ? kNapNs : std::clamp(2 * nap_ns_, kNapNs, kMostNapNs);
-  if (was_left_alone) return;
+  if (!was_left_alone) doze();
+}
+
+// A look now would only take from whoever looks: the queue, and the channel's lock.
+bool Poller::nap_unarmed() {
+  const std::uint32_t looks = looks_.load(std::memory_order_relaxed);
+  if (looks == std::exchange(seen_looks_, looks)) return false;
+  is_unarmed_.store(true, std::memory_order_seq_cst);
+  const bool is_sound =
+      resting_.load(std::memory_order_seq_cst) == 0 && !doorbell_.is_event_armed();
+  if (is_sound) {
+    nap_ns_ = std::clamp(2 * nap_ns_, kNapNs, kMostUnarmedNs);
+    doze();
+  }
+  is_unarmed_.store(false, std::memory_order_relaxed);
+  return is_sound;
+}
+
+void Poller::doze() {
   is_napping_.store(true, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) == 0) sleep_armed(nap_ns_);
   is_napping_.store(false, std::memory_order_relaxed);

@@ -15,35 +15,31 @@
 
 namespace kvzc::rdma {
 
-// Operations that are over, to be retired when no lock is held any more.
+// Operations that are over, to be retired when no lock is held any more. Mostly it is one that went
+// well, and that costs nothing here.
 class Endings {
  public:
   explicit Endings(OperationSink& sink) : sink_(sink) {}
-  ~Endings() { tell(); }
+  ~Endings() {
+    for (std::size_t i = 0; i < count_; ++i) sink_.retire(*done_[i], Status::ok());
+    for (auto& [operation, status] : more_) sink_.retire(*operation, std::move(status));
+  }
   Endings(const Endings&) = delete;
   Endings& operator=(const Endings&) = delete;
 
   void add(Operation& operation, Status status) {
-    if (count_ < few_.size()) {
-      few_[count_++] = {&operation, std::move(status)};
+    if (status.is_ok() && count_ < done_.size() && more_.empty()) {
+      done_[count_++] = &operation;
     } else {
       more_.emplace_back(&operation, std::move(status));
     }
   }
 
  private:
-  using Ending = std::pair<Operation*, Status>;
-  void tell() {
-    for (std::size_t i = 0; i < count_; ++i) {
-      sink_.retire(*few_[i].first, std::move(few_[i].second));
-    }
-    for (auto& [operation, status] : more_) sink_.retire(*operation, std::move(status));
-  }
-
   OperationSink& sink_;
   std::size_t count_ = 0;
-  std::array<Ending, 4> few_;  // Mostly it is one, and that allocates nothing.
-  std::vector<Ending> more_;
+  std::array<Operation*, 16> done_;
+  std::vector<std::pair<Operation*, Status>> more_;
 };
 
 // Who is told of completions. Called with the rail's poll lock held.

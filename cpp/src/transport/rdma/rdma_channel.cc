@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -21,6 +22,10 @@ constexpr std::int64_t kMostHelpNs = 2'000'000;
 constexpr std::uint64_t kFarBytes = 2u << 20;
 // Other operations get their turn after so many bytes of one.
 constexpr std::uint64_t kTurnBytes = 1u << 20;
+// Who posts looks at the queues once in so many posts.
+constexpr std::uint64_t kPostsPerLook = 16;
+// What a thread gives to one that waits for the channel, before it takes its turn all the same.
+constexpr int kMostYields = 100;
 constexpr std::uint32_t kUntoldReceives = QueuePair::kReceives / 4;
 
 // How often watch() finds nothing before a rail is taken out. A device that works says earlier that its
@@ -108,32 +113,53 @@ Status RdmaChannel::find_keys(const Operation& operation, std::vector<Registrati
       return Status(Code::kProtocol, "the peer named its memory for fewer rails than it has");
     }
     for (std::size_t r = 0; r < rail_count_; ++r) {
-      Result<std::shared_ptr<Registration>> keys =
-          Registration::of(poller_.rails()[r]->shared_device(), segment.local, Access::kBoth);
-      if (!keys.is_ok()) return keys.status();
-      out.push_back(keys->get());  // Kept with the memory, which the operation keeps.
+      // Kept with the memory, which the operation keeps.
+      const std::shared_ptr<Device>& device = poller_.rails()[r]->shared_device();
+      Registration* known = segment.local.registrations->find<Registration>(device.get(), Access::kBoth);
+      if (known == nullptr) {
+        Result<std::shared_ptr<Registration>> keys =
+            Registration::of(device, segment.local, Access::kBoth);
+        if (!keys.is_ok()) return keys.status();
+        known = keys->get();
+      }
+      out.push_back(known);
     }
   }
   return Status::ok();
 }
 
 void RdmaChannel::post(Operation& operation) {
+  if (!begin(operation)) return;
+  (void)poller_.help();
+}
+
+// A mutex is not fair: who posts and posts would take it again and again before the thread that it has
+// woken gets there, and wake that one each time.
+void RdmaChannel::let_completions_in() {
+  for (int i = 0; i < kMostYields; ++i) {
+    if (shared_.completions_waiting.load(std::memory_order_relaxed) == 0) return;
+    std::this_thread::yield();
+  }
+}
+
+// Gives whether it is time to look what has come back: a thread that posts and posts would otherwise
+// keep the poller from the lock.
+bool RdmaChannel::begin(Operation& operation) {
   thread_local std::vector<Registration*> keys;
   Status status = find_keys(operation, keys);
   poller_.mark_active();
+  let_completions_in();
   Endings endings(host_.operations);
   std::lock_guard lock(shared_.mutex);
   if (shared_.free_progresses.empty()) {
     shared_.progresses.push_back(std::make_unique<Progress>());
     shared_.free_progresses.push_back(shared_.progresses.back().get());
   }
+  // What is queued already comes first.
+  const bool is_alone = !shared_.is_lost && !must_pump();
   Progress& progress = *shared_.free_progresses.back();
   shared_.free_progresses.pop_back();
-  std::vector<Registration*> reused = std::move(progress.local);
-  progress = {};
-  progress.local = std::move(reused);
-  progress.local.assign(keys.begin(), keys.end());
-  progress.operation = &operation;
+  progress.begin(operation, keys);
   operation.progress = &progress;
   // Sequentially consistent: who failed it and saw no channel is seen by the look below.
   operation.channel.store(this, std::memory_order_seq_cst);
@@ -152,29 +178,35 @@ void RdmaChannel::post(Operation& operation) {
   } else {
     shared_.to_post.push_back(&progress);
   }
-  pump(endings);
+  if (is_alone) pump_data(endings);
+  if (!is_alone || !ring() || !shared_.outgoing.empty()) pump(endings);
+  return ++shared_.posts % kPostsPerLook == 0;
 }
 
 void RdmaChannel::pump(Endings& endings) {
   pump_messages();
-  for (Progress* progress : std::exchange(shared_.to_flush, {})) {
-    finish_if_over(*progress, endings);
+  if (!shared_.to_flush.empty()) {
+    for (Progress* progress : std::exchange(shared_.to_flush, {})) {
+      finish_if_over(*progress, endings);
+    }
   }
   if (!shared_.is_lost) pump_data(endings);
   pump_messages();
-  ring();
+  (void)ring();
   look_at_broken_rails(endings);
   // Last, for all of the above may end what an owner asks about, and leave tags to be sent.
   answer_fences();
   if (shared_.outgoing.empty()) return;
   pump_messages();
-  ring();
+  (void)ring();
 }
 
 // A pair that takes nothing more is broken then: its receives come back, and with them the channel
-// looks at it.
-void RdmaChannel::ring() {
-  for (const auto& pair : shared_.pairs) (void)pair->post();
+// looks at it. Gives whether all took what there was.
+bool RdmaChannel::ring() {
+  bool have_all_taken = true;
+  for (const auto& pair : shared_.pairs) have_all_taken &= pair->post();
+  return have_all_taken;
 }
 
 // Gives a rail that has room for more of it, or null.
@@ -420,15 +452,20 @@ void RdmaChannel::finish_if_over(Progress& progress, Endings& endings) {
 }
 
 void RdmaChannel::help(Operation& operation, std::int64_t deadline_ns) {
+  // A first look costs no look at the clock.
+  (void)poller_.help();
+  if (operation.state.has_ended()) return patience_.came_after(0);
   const std::int64_t start = now_ns();
   std::int64_t until = std::min(deadline_ns, start + patience_.ns());
   for (;;) {
     const bool has_come = poller_.help() > 0;
     const std::int64_t now = now_ns();
-    if (operation.state.has_ended()) return patience_.came_after(now - start);
+    const bool has_ended = operation.state.has_ended();
     // The device is at work: what comes next is near.
     if (has_come) until = std::min(deadline_ns, now + patience_.ns());
-    if (now >= until) return patience_.was_in_vain();
+    if (!has_ended && now < until) continue;
+    host_.operations.waited(now - start);
+    return has_ended ? patience_.came_after(now - start) : patience_.was_in_vain();
   }
 }
 
@@ -462,7 +499,12 @@ void RdmaChannel::on_completions(std::size_t rail, std::span<const ibv_wc> compl
   bool must_tell_loss = false;
   std::vector<Message> arrivals;
   {
-    std::lock_guard lock(shared_.mutex);
+    std::unique_lock lock(shared_.mutex, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      shared_.completions_waiting.fetch_add(1, std::memory_order_relaxed);
+      lock.lock();
+      shared_.completions_waiting.fetch_sub(1, std::memory_order_relaxed);
+    }
     QueuePair& pair = *shared_.pairs[rail];
     for (const ibv_wc& each : completions) take_completion(pair, each, endings);
     if (must_pump()) pump(endings);
@@ -672,7 +714,7 @@ Status RdmaChannel::take_credit(std::size_t) {
   if (!std::exchange(shared_.has_asked_for_credit, true)) {
     queue_message(MessageType::kCreditAsk, Code::kOk, {}, 0);
     pump_messages();
-    ring();
+    (void)ring();
   }
   return Status(Code::kWouldBlock,
                 "the peer's inbox is full: it holds " + std::to_string(peer_depth_) +
@@ -696,7 +738,7 @@ void RdmaChannel::send_tag(const Tag& tag, Code code) {
   if (shared_.is_lost) return;
   queue_message(MessageType::kTag, code, {tag.bytes, tag.nbytes}, 0);
   pump_messages();
-  ring();
+  (void)ring();
 }
 
 void RdmaChannel::drain() {
@@ -709,6 +751,7 @@ void RdmaChannel::drain() {
     }
     hand_on(arrivals);
   }
+  if (host_.doorbell.is_event_armed()) poller_.see_to_messages();
   (void)poller_.look_surely();
 }
 
@@ -718,7 +761,7 @@ void RdmaChannel::grant_credits(std::uint32_t count) {
   shared_.taken_tags += count;
   if (!must_tell_taken() || shared_.is_lost) return;
   pump_messages();
-  ring();
+  (void)ring();
 }
 
 // --- Fence ---
@@ -760,7 +803,7 @@ Status RdmaChannel::fence(std::span<const FenceTicket> grants, std::int64_t dead
     }
     send();
     pump_messages();
-    ring();
+    (void)ring();
   }
   const std::int64_t spin_until = now_ns() + kHelpNs;
   for (;;) {
@@ -870,7 +913,7 @@ void RdmaChannel::look_at_broken_rails(Endings& endings) {
       queue_message(MessageType::kRailClosed, Code::kOk, {}, rail);
     }
     pump_messages();
-    ring();
+    (void)ring();
     if (!pair->is_drained()) continue;
     // What the peer's end had not taken by then it never takes: the bytes may go another way.
     if (shared_.is_closed_there[rail]) release_orphans(rail, endings);
@@ -889,7 +932,7 @@ void RdmaChannel::release_orphans(std::size_t rail, Endings& endings) {
     finish_if_over(progress, endings);
   }
   if (!shared_.is_lost) pump_data(endings);
-  ring();
+  (void)ring();
 }
 
 void RdmaChannel::rail_is_down(std::size_t rail, const char* why, bool is_fatal, Endings& endings) {

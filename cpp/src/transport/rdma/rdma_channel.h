@@ -36,6 +36,15 @@ struct Progress {
   std::uint32_t running_at = 0;     // Its place in the list of those that run.
   std::uint64_t tag_sequence = 0;  // Of a tag that was posted and came back: it may have arrived.
   std::vector<Registration*> local;  // Of segment s on rail r: s * rails + r.
+
+  // Makes it that of another operation, and keeps the room of its list.
+  void begin(Operation& next, std::span<Registration* const> keys) {
+    std::vector<Registration*> room = std::move(local);
+    *this = Progress();
+    local = std::move(room);
+    local.assign(keys.begin(), keys.end());
+    operation = &next;
+  }
 };
 
 class RdmaChannel final : public Channel, private CompletionTarget {
@@ -57,7 +66,9 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void send_tag(const Tag& tag, Code code) override;
   Status look_at_grant(FenceTicket grant) override;
   void drain() override;
-  void look() override { (void)poller_.look(); }
+  void look() override { (void)poller_.help(); }
+  void begin_rest() override { poller_.begin_rest(); }
+  void end_rest() override { poller_.end_rest(); }
   void grant_credits(std::uint32_t count) override;
   Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) override;
   Status cut_off(std::int64_t deadline_ns) override;
@@ -90,6 +101,8 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void on_completions(std::size_t rail, std::span<const ibv_wc> completions,
                       Endings& endings) override;
 
+  bool begin(Operation& operation);
+  void let_completions_in();
   // Hands arrivals to the engine. Requires: no lock but the rail's.
   void hand_on(const std::vector<Message>& arrivals);
   void tell_loss();
@@ -99,7 +112,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void pump(Endings& endings);
   void pump_data(Endings& endings);
   void pump_messages();
-  void ring();
+  bool ring();
   QueuePair* rail_for(Progress& progress);
   Piece cut_piece(const Progress& progress) const;
   void advance(Progress& progress, std::uint64_t nbytes) const;
@@ -143,6 +156,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   // What the threads of this process share.
   struct Shared {
     mutable std::mutex mutex;  // Guards all of it but the atomics.
+    std::atomic<std::uint32_t> completions_waiting{0};  // Threads that have some, and want the mutex.
     std::condition_variable changed;  // Credits came, a fence was answered, the channel is lost.
     std::atomic<bool> is_lost{false};
     Status lost_why;
@@ -159,6 +173,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
     std::vector<std::unique_ptr<Progress>> progresses;
     std::vector<Progress*> free_progresses;
     std::vector<Progress*> running;  // Every operation that has not ended.
+    std::uint64_t posts = 0;         // Operations that were posted, ever.
     std::deque<Progress*> to_post;   // Of those, the ones with bytes that were not posted.
     std::deque<Piece> again;         // Pieces of a rail that broke.
     std::vector<Progress*> to_flush;  // Over, but for flushes that there was no room for.

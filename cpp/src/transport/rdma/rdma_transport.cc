@@ -115,7 +115,7 @@ class RdmaChannelHalf final : public ChannelHalf, private CompletionTarget {
 class RdmaTransport final : public Transport {
  public:
   RdmaTransport(TransportHost& host, std::vector<std::unique_ptr<Rail>> rails)
-      : host_(host), poller_(std::move(rails), host.operations) {}
+      : host_(host), poller_(std::move(rails), host) {}
 
   Status start() { return poller_.start(); }
 
