@@ -13,8 +13,8 @@ std::uint64_t read_number(const std::string& path, std::uint64_t otherwise) {
   return file >> value ? value : otherwise;
 }
 
-std::uint64_t machine_available() {
-  std::ifstream file("/proc/meminfo");
+std::uint64_t machine_available(const std::string& root) {
+  std::ifstream file(root + "/proc/meminfo");
   std::uint64_t total = 0;
   bool is_known = false;
   for (std::string line; std::getline(file, line);) {
@@ -37,9 +37,9 @@ void narrow(MemoryLimit& limit, std::uint64_t most, std::uint64_t used, const st
 
 }  // namespace
 
-MemoryLimit available_memory() {
-  MemoryLimit limit{machine_available(), "the machine's available memory"};
-  std::ifstream groups("/proc/self/cgroup");
+MemoryLimit available_memory(const std::string& root) {
+  MemoryLimit limit{machine_available(root), "the machine's available memory"};
+  std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     // "hierarchy:controllers:path"
     const std::size_t first = line.find(':');
@@ -48,11 +48,11 @@ MemoryLimit available_memory() {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool is_v2 = controllers.empty();
     if (!is_v2 && controllers != "memory") continue;
-    const std::string root = is_v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    const std::string top = root + (is_v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
     // The group and all around it; within a container the path may not be visible, the root is.
     for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
       if (path == "/") path.clear();
-      const std::string folder = root + path;
+      const std::string folder = top + path;
       const std::string file = is_v2 ? "memory.max" : "memory.limit_in_bytes";
       narrow(limit, read_number(folder + "/" + file, UINT64_MAX),
              read_number(folder + (is_v2 ? "/memory.current" : "/memory.usage_in_bytes"), 0),

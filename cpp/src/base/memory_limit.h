@@ -13,6 +13,7 @@ struct MemoryLimit {
 
 // Gives the least of what the machine has available and what each memory cgroup around this
 // process leaves. Memory for memfd is not refused by the kernel: beyond this it kills.
-MemoryLimit available_memory();
+// root: put before every path that is read, for tests.
+MemoryLimit available_memory(const std::string& root = "");
 
 }  // namespace kvzc
