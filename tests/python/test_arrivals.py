@@ -308,6 +308,23 @@ def test_forget_discards_present_and_future(inbox: Inbox) -> None:
     waiter.join()
 
 
+def test_forgetting_ends_after_arrival_ttl() -> None:
+    """Else a tag that is used again some day would never arrive any more."""
+    with kvzc.Engine(arrival_ttl=0.3, default_timeout=5) as engine:
+        inbox = Inbox(engine)
+        engine.arrivals.forget(b"f")
+        start = time.monotonic()
+        got: list[bytes] = []
+        until(lambda: inbox.send(b"f") or got.extend(inbox.poll()) or got)
+        assert got == [b"f"]
+        assert time.monotonic() - start >= 0.3
+        assert engine.stats()["arrivals_forgotten"] > 0
+        # What is forgotten anew is forgotten for as long again, and other tags never were.
+        engine.arrivals.forget(b"f")
+        inbox.send(b"f", b"other")
+        assert inbox.arrivals.wait(b"other").tag == b"other"
+
+
 def test_what_is_forgotten_leaves_room() -> None:
     with kvzc.Engine(arrival_depth=4, default_timeout=5) as engine:
         inbox = Inbox(engine)
@@ -341,6 +358,51 @@ def test_what_somebody_waits_for_does_not_expire() -> None:
         inbox.send(b"w")
         waiter.join(10)
         assert len(got) == 2
+
+
+# ---- room ----
+
+
+def test_a_full_inbox_of_one_sender_does_not_hold_up_another() -> None:
+    depth = 3
+    with (
+        kvzc.Engine(arrival_depth=depth) as owner,
+        kvzc.Engine(default_timeout=10) as greedy,
+        kvzc.Engine(default_timeout=10) as other,
+        owner.register(kvzc.empty(8, "uint8")) as region,
+    ):
+        # One for each engine: a handle that changes hands is reached anew, and what is accepted
+        # before its owner is reached is not refused for want of room.
+        handle, again = region.handle(), kvzc.RemoteHandle.from_bytes(region.handle().to_bytes())
+        for _ in range(depth):
+            greedy.put(ONES, handle, notify=b"greedy").wait()
+        until(lambda: owner.stats()["arrivals_pending"] == depth or owner.arrivals.poll(0))
+        with pytest.raises(kvzc.WouldBlock, match="inbox"):
+            greedy.put(ONES, handle, notify=b"greedy", accept_timeout=0)
+        for _ in range(depth):
+            other.put(ONES * 2, again, notify=b"other", accept_timeout=0).wait()
+        with pytest.raises(kvzc.WouldBlock, match="inbox"):
+            other.put(ONES, again, notify=b"other", accept_timeout=0)
+        taken = owner.arrivals.wait(b"other", depth, timeout=10)
+        assert {arrival.peer.name for arrival in taken} == {other.name}
+        # The room that they leave is the other's, not the greedy one's.
+        with pytest.raises(kvzc.WouldBlock, match="inbox"):
+            greedy.put(ONES, handle, notify=b"greedy", accept_timeout=0)
+        other.put(ONES, again, notify=b"other", accept_timeout=10).wait()
+        assert len(owner.arrivals.wait(b"greedy", depth, timeout=10)) == depth
+
+
+@pytest.mark.parametrize("make", [kvzc.Engine, kvzc.default_engine], ids=["Engine", "default"])
+def test_an_inbox_holds_65536_tags_of_a_peer_unless_told_otherwise(make: Any) -> None:
+    with make() as engine, engine.register(kvzc.empty(8, "uint8")) as region:
+        handle = region.handle()
+        engine.connect(handle)
+        for _ in range(65536):
+            engine.notify(handle, b"t")
+        with pytest.raises(kvzc.WouldBlock, match="holds 65536 tags of ours"):
+            engine.notify(handle, b"t", accept_timeout=0)
+        assert len(engine.arrivals.wait(b"t", 65536)) == 65536
+        engine.notify(handle, b"t").wait()
 
 
 # ---- tags ----

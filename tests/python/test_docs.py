@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kvzc
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,3 +53,12 @@ def test_links_lead_somewhere() -> None:
             assert target.startswith("https://") or (document.parent / target).exists(), (
                 f"{document.name}: {target}"
             )
+
+
+def test_what_callers_must_know_stands_where_they_look() -> None:
+    """Pitfalls that no error can tell of."""
+    for indexing in (kvzc.Region.__getitem__, kvzc.LocalView.__getitem__):
+        said = " ".join((indexing.__doc__ or "").split())
+        assert re.search(r"Copies nothing.*torch's own indexing would copy", said), said
+    said = " ".join((kvzc.share.__doc__ or "").split())
+    assert re.search(r"raw pointers and NumPy arrays taken before go stale", said), said

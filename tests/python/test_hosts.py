@@ -101,6 +101,45 @@ def test_what_cannot_be_is_refused_with_the_remedy(options: dict[str, object], w
         kvzc.Engine(**options)  # type: ignore[arg-type]
 
 
+def silence_that_is_borne(**options: object) -> list[int]:
+    """How the kernel was told to look after a connection to an engine with these options."""
+    names = ("SO_KEEPALIVE", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    with kvzc.Engine(listen="127.0.0.1:0", secret=SECRET, **options) as engine:  # type: ignore[arg-type]
+        host, port = engine.addresses[0].rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                for name in os.listdir("/proc/self/fd"):
+                    with (
+                        contextlib.suppress(OSError),
+                        socket.socket(fileno=os.dup(int(name))) as each,
+                    ):
+                        if each.getpeername() != client.getsockname():
+                            continue
+                        if not each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
+                            continue  # It was accepted this very moment.
+                        level = socket.IPPROTO_TCP
+                        return [
+                            each.getsockopt(
+                                socket.SOL_SOCKET if name.startswith("SO") else level,
+                                getattr(socket, name),
+                            )
+                            for name in names
+                        ]
+    raise AssertionError("the engine has not taken the connection")
+
+
+def test_a_silent_host_is_lost_after_five_seconds_unless_told_otherwise() -> None:
+    borne = silence_that_is_borne()
+    assert borne == silence_that_is_borne(peer_timeout=5)
+    assert borne[0] == 1
+    # The last probe goes out, and is given up, within the five seconds.
+    idle, interval, count, give_up_ms = borne[1:]
+    assert idle + interval * count <= 5
+    assert 3000 <= give_up_ms <= 5000
+    assert silence_that_is_borne(peer_timeout=60)[1:] > borne[1:]
+
+
 def test_a_port_that_is_taken_is_named(owner: kvzc.Engine) -> None:
     (address,) = owner.addresses
     with pytest.raises(kvzc.InvalidArgument, match=address):

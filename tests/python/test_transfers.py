@@ -356,6 +356,34 @@ def test_after_takes_streams_events_lists_or_now(engine: kvzc.Engine, small: Any
     assert repr(kvzc.NOW) == "kvzc.NOW"
 
 
+class HostileEvent(Event):
+    """Whoever waits for it on the host holds up the host."""
+
+    def synchronize(self) -> None:
+        raise AssertionError("the host waits for the device")
+
+    wait = elapsed_time = synchronize
+
+    def query(self) -> bool:
+        raise AssertionError("the host asks the device")
+
+
+def test_nothing_is_synchronised_on_the_host(engine: kvzc.Engine, small: Any) -> None:
+    for after in (HostileEvent(), [HostileEvent(), HostileEvent()]):
+        transfers = [
+            engine.put(ONES, small, after=after),
+            engine.get(bytearray(8), small, after=after),
+            engine.put_many([(ONES, small)], after=after),
+        ]
+        kvzc.wait(transfers)
+        transfers[0].wait_on(HostileEvent())
+
+
+def test_the_clock_of_each_time_is_named() -> None:
+    for said in (kvzc.Transfer.submitted_ns, kvzc.Arrival.arrived_ns):
+        assert "CLOCK_MONOTONIC" in (said.__doc__ or "")
+
+
 def test_arguments_of_the_wrong_kind_say_what_is_right(engine: kvzc.Engine, small: Any) -> None:
     with pytest.raises(TypeError, match=r"source.*target"):
         engine.put(small, ONES)

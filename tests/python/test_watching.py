@@ -120,6 +120,22 @@ def test_counters_outlive_the_peer() -> None:
         assert peer["put"]["bytes"] == 64
 
 
+def test_beyond_1024_peers_the_rest_is_counted_together() -> None:
+    """Peers that come and go for ever take no memory for ever, and no transfer goes uncounted."""
+    most, more = 1024, 3
+    source = np.ones(64, np.uint8)
+    with kvzc.Engine() as writer:
+        for _ in range(most + more):
+            with kvzc.Engine() as owner, owner.register(owner.empty(64, "uint8")) as region:
+                writer.put(source, region.handle()).wait(20)
+        peers = writer.peer_stats()
+        assert len(peers) == most + 1
+        (rest,) = [peer for peer in peers if peer["name"] == ""]
+        assert (rest["put"]["done"], rest["put"]["bytes"]) == (more, 64 * more)
+        assert sum(peer["put"]["bytes"] for peer in peers) == 64 * (most + more)
+        assert writer.stats()["bytes_done"] == 64 * (most + more)
+
+
 def test_prometheus_reads_it(engines: tuple[kvzc.Engine, kvzc.Engine]) -> None:
     owner, writer = engines
     registry = CollectorRegistry()
