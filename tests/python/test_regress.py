@@ -299,11 +299,15 @@ def test_a_lost_peer_that_still_lives_is_waited_for(engine: kvzc.Engine) -> None
         other = engine.arrivals.wait(b"here").peer
         holder.send(WELCOME, b"\0")  # Out of order, so the engine gives it up.
         until(lambda: other.lost)
+        why = str(other.error)
         for _ in range(2):
             with pytest.raises(kvzc.TimedOut, match=str(os.getpid())):
                 region.close(0.1)
         holder.mark_idle()
         region.close(10)
+
+    # What was first the matter is told for ever, though the connection has ended since.
+    assert str(other.error) == why
 
     # A thread that has ended writes no more, whatever its mark says.
     region = engine.register(kvzc.empty(8, "uint8"))

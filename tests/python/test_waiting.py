@@ -319,6 +319,13 @@ def within():
 def full():
     engine.notify(handle, b"t").wait()
 
+def unanswered():
+    # A writer that says it is within, stands where nothing can cut it off, and never answers.
+    from wire_client import HandleBytes, Holder
+    holder = Holder(handle).__enter__()
+    holder.attach(HandleBytes.of(handle))
+    holder.mark_busy(holder.fence_slot)
+
 held = None
 {setup}
 sent = []
@@ -354,6 +361,7 @@ WAITS = {
     "revoke": ("running = within()", "grant.revoke(INF)"),
     "region.revoke": ("running = within()", "region.revoke(INF)"),
     "region.close": ("running = within()", "region.close(INF)"),
+    "engine.close": ("unanswered()", "engine.close(INF)"),
 }
 
 
