@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "conformance/peer_group.h"
+#include "kvzc/completion_queue.h"
 
 namespace kvzc::conformance {
 namespace {
@@ -122,6 +123,124 @@ TEST_P(ConcurrencyTest, GrantsOfOneOwnerAreReachedOverOneConnection) {
         for (std::thread& thread : threads) thread.join();
         EXPECT_EQ(engine->stats().peers, 1u);
         party.meet();
+      });
+}
+
+// What each of sixteen threads does, round by round; two do the same.
+TEST_P(ConcurrencyTest, SixteenThreadsPutGetWaitPollRegisterAndRevokeAtOnce) {
+  constexpr int kThreads = 16;
+  constexpr std::int64_t kBytes = 20'000;
+  const int count = rounds(30);
+  run(
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        OwnedMemory memory = make_memory(*engine, kThreads * kBytes);
+        party.tell(memory.handle_text());
+        // Grants that end while the others write into them.
+        std::vector<Grant> grants;
+        for (int i = 0; i < count; ++i) {
+          grants.push_back(engine->grant(*memory.region.view(), Access::kBoth).take());
+          party.tell(text_of(grants.back()));
+        }
+        std::atomic<int> tags{0};
+        std::atomic<bool> is_over{false};
+        std::thread taker([&] {
+          while (!is_over.load()) {
+            tags += static_cast<int>(engine->poll_arrivals(100).size());
+            (void)engine->peer_stats();
+          }
+          tags += static_cast<int>(engine->poll_arrivals(100'000).size());
+        });
+        for (const Grant& grant : grants) {
+          EXPECT_TRUE(grant.revoke(in_seconds(60), Force::kNo).is_ok());
+        }
+        party.tell("revoked");
+        EXPECT_EQ(party.hear(), "done");
+        is_over.store(true);
+        taker.join();
+        EXPECT_EQ(tags.load(), 4 * count);
+      },
+      [&](Party& party) {
+        auto engine = party.make_engine();
+        const RemoteView target = open_handle(party.hear());
+        std::vector<RemoteView> ending;
+        for (int i = 0; i < count; ++i) ending.push_back(open_handle(party.hear()));
+        const auto queue = CompletionQueue::create(8).take();
+        const auto must = [](const Status& status) {
+          EXPECT_TRUE(status.is_ok()) << status.to_string();
+        };
+        const auto start = [&](const LocalView& from, const RemoteView& to) {
+          const TransferItem item{&from, &to};
+          return engine->put({&item, 1}, {}, in_seconds(60));
+        };
+        const auto act = [&](int what, int round, const LocalView& local, const RemoteView& mine) {
+          const TransferItem item{&local, &mine};
+          switch (what) {
+            case 0:
+            case 1:
+              return put_and_wait(*engine, local, mine, "tag");
+            case 2: {
+              Result<Transfer> get = engine->get({&item, 1}, {}, in_seconds(60));
+              must(get.status());
+              must(get->wait(in_seconds(60)));
+              return must(get->status());
+            }
+            case 3: {  // Through a queue that both of them take from.
+              Result<CompletionQueue::Place> place = queue->reserve();
+              if (!place.is_ok()) return;
+              Result<Transfer> put = start(local, mine);
+              must(put.status());
+              place.take().fill(put.take(), nullptr);
+              // Another may have taken it.
+              const auto taken = queue->wait(1, in_seconds(0.2));
+              EXPECT_TRUE(taken.is_ok() || taken.status().code() == Code::kTimedOut);
+              return;
+            }
+            case 4: {
+              OwnedMemory own = make_memory(*engine, 4096);
+              Grant grant = engine->grant(*own.region.view(), Access::kPut).take();
+              (void)text_of(grant);
+              must(grant.revoke(in_seconds(60), Force::kNo));
+              return must(own.region.close(in_seconds(60)));
+            }
+            case 5: {
+              Result<Transfer> put = start(local, mine);
+              must(put.status());
+              must(put->cancel(in_seconds(60)));
+              EXPECT_TRUE(put->status().is_ok() || put->status().code() == Code::kCancelled);
+              return;
+            }
+            case 6: {
+              Result<Transfer> put = start(local, ending[static_cast<std::size_t>(round)]);
+              if (put.is_ok()) must(put->wait(in_seconds(60)));
+              const Code code = put.is_ok() ? put->status().code() : put.status().code();
+              EXPECT_TRUE(code == Code::kOk || code == Code::kRevoked) << code_name(code);
+              return;
+            }
+            default:
+              (void)engine->stats();
+              (void)engine->peer_stats();
+              (void)engine->explain(target);
+              (void)engine->catalog();
+              (void)engine->wait_arrivals("nothing", 1, nullptr, in_seconds(0.001));
+          }
+        };
+        std::vector<std::thread> threads;
+        for (int t = 0; t < kThreads; ++t) {
+          threads.emplace_back([&, t] {
+            std::vector<std::byte> bytes(kBytes);
+            const LocalView local = view_of(*engine, bytes.data(), kBytes);
+            // Of those that write into a grant that ends, the whole of it is the target.
+            const bool is_whole = t % 8 == 6;
+            std::vector<std::byte> all(is_whole ? kThreads * kBytes : 1);
+            const LocalView whole = view_of(*engine, all.data(), all.size());
+            const RemoteView mine = slice(target, t * kBytes, (t + 1) * kBytes);
+            for (int i = 0; i < count; ++i) act(t % 8, i, is_whole ? whole : local, mine);
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        EXPECT_EQ(party.hear(), "revoked");
+        party.tell("done");
       });
 }
 
