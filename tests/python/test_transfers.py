@@ -178,6 +178,11 @@ def test_wait_for_the_first_does_not_wait_for_the_rest(large: Any) -> None:
             first = kvzc.wait([slow, fast], return_when="first")
             assert fast in first
             slow.wait()
+            with kvzc.Engine(faults=kvzc.Faults(completion_loss=1.0)) as lossy:
+                endless = lossy.put(ONES, other.handle())
+                assert kvzc.wait([endless, fast], return_when="first") == [fast]
+                assert not endless.done
+                endless.cancel()
 
 
 def test_wait_raises_the_first_error_and_the_others_end_too(

@@ -53,7 +53,7 @@ def start_running(owner: kvzc.Engine, writer: kvzc.Engine, held: Held) -> Runnin
 def running() -> Iterator[Running]:
     with (
         kvzc.Engine(default_timeout=20) as owner,
-        kvzc.Engine(default_timeout=20) as writer,
+        kvzc.Engine(default_timeout=20, copy_threads=1) as writer,
         Held(NBYTES) as held,
     ):
         yield start_running(owner, writer, held)
@@ -78,9 +78,40 @@ def test_a_cancel_that_runs_out_leaves_the_transfer_running(running: Running) ->
     transfer.cancel()
     assert transfer.quiet
     assert isinstance(transfer.error, kvzc.Cancelled)
+    # Its one thread stood in the first chunk; the others were dropped, whoever came to them.
+    assert not running.target[NBYTES // 2 :].any()
     running.target[:] = 9
     assert isinstance(running.owner.arrivals.wait(b"ran").error, kvzc.Cancelled)
     assert (running.target == 9).all()
+
+
+# ---- a revoke with somebody within ----
+
+
+@pytest.mark.parametrize("direction", ["put", "get"])
+def test_a_revoke_does_not_return_while_somebody_is_within(direction: str) -> None:
+    """Not one look between two chunks: the writer certainly stands in the middle of one."""
+    with (
+        kvzc.Engine(default_timeout=20) as owner,
+        kvzc.Engine(default_timeout=20) as user,
+        Held(NBYTES) as held,
+        owner.register(kvzc.empty(NBYTES, "uint8")) as region,
+    ):
+        grant = region[:].grant()
+        handle = grant.handle()
+        user.connect(handle)
+        move = user.put if direction == "put" else user.get
+        transfer = move(held.array, handle)
+        held.wait_for_reader()
+        for revoke in (grant.revoke, region.revoke, grant.revoke):
+            with pytest.raises(kvzc.TimedOut, match="still writing through the grant"):
+                revoke(0.1)
+            assert owner.stats()["quarantined_bytes"] == NBYTES
+        held.release()
+        grant.revoke()
+        assert owner.stats()["quarantined_bytes"] == 0
+        with pytest.raises(kvzc.Revoked):
+            transfer.wait()
 
 
 # ---- a peer that is lost before the transfer is quiet ----
