@@ -78,7 +78,10 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
   CompletionQueue::Place place;
   if (arguments.queue != nullptr) place = reserve(*arguments.queue, may_wait, deadline);
   Result<Transfer> transfer = [&] {
-    if (is_quick) return attempt(options);
+    if (is_quick) {
+      const HoldBack objects;
+      return attempt(options);
+    }
     const GilRelease release;
     return attempt(options);
   }();

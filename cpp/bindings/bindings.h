@@ -52,6 +52,16 @@ KeepAlive keep_alive(py::object object);
 // Lets go of objects that waited for the GIL.
 void release_waiting_objects();
 
+// While it lives, what the core lets go of on this thread waits: a transfer that is being accepted may
+// end others, and their sources' finalizers must not run in its middle. Requires: the GIL.
+class HoldBack {
+ public:
+  HoldBack();
+  ~HoldBack();
+  HoldBack(const HoldBack&) = delete;
+  HoldBack& operator=(const HoldBack&) = delete;
+};
+
 // Lets the GIL go while it lives. pybind11's own cannot be used: a daemon thread that comes back
 // from it while the interpreter ends is unwound by CPython, through a destructor, which aborts the
 // process. Once end_of_interpreter() was called such a thread sleeps for ever instead.

@@ -41,10 +41,12 @@ bool has_gil() {
   return current != nullptr && current == PyGILState_GetThisThreadState();
 }
 
+thread_local int holders_back = 0;  // HoldBacks of this thread.
+
 void let_go(void* object) {
   auto* const self = static_cast<PyObject*>(object);
   if (!Py_IsInitialized()) return;  // The interpreter is gone, and the object with it.
-  if (has_gil()) {
+  if (holders_back == 0 && has_gil()) {
     Py_DECREF(self);
     return;
   }
@@ -110,6 +112,12 @@ void end_of_interpreter() {
 }
 
 KeepAlive keep_alive(py::object object) { return KeepAlive(object.release().ptr(), let_go); }
+
+HoldBack::HoldBack() { ++holders_back; }
+
+HoldBack::~HoldBack() {
+  if (--holders_back == 0) release_waiting_objects();
+}
 
 void release_waiting_objects() {
   std::vector<PyObject*> objects;

@@ -9,7 +9,7 @@ from typing import Any
 import kvzc
 import numpy as np
 import pytest
-from helpers import Peer, State, stopped
+from helpers import Peer, State, stopped, until
 from kvzc.prometheus import export
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -118,6 +118,15 @@ def test_counters_outlive_the_peer() -> None:
         (peer,) = writer.peer_stats()
         assert not peer["connected"]
         assert peer["put"]["bytes"] == 64
+
+
+def test_a_peer_that_only_wrote_here_is_remembered_too() -> None:
+    with kvzc.Engine() as owner, owner.register(np.zeros(64, np.uint8)) as region:
+        with kvzc.Engine("came-and-went") as writer:
+            writer.put(np.zeros(64, np.uint8), region.handle()).wait(20)
+        until(lambda: not owner.peer_stats()[0]["connected"])
+        (peer,) = owner.peer_stats()
+        assert (peer["name"], peer["transport"]) == ("came-and-went", "shm")
 
 
 def test_beyond_1024_peers_the_rest_is_counted_together() -> None:

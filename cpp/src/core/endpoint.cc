@@ -108,8 +108,26 @@ const char* Endpoint::tag_transport() const {
   return nullptr;
 }
 
-void Endpoint::grant_credits(std::uint32_t count) {
-  if (Channel* channel = tag_channel()) channel->grant_credits(count);
+void Endpoint::grant_credits(std::size_t transport, std::uint32_t count) {
+  channels_[transport]->grant_credits(count);
+}
+
+void Endpoint::look() {
+  for (const auto& channel : channels_) {
+    if (channel) channel->look();
+  }
+}
+
+void Endpoint::begin_rest() {
+  for (const auto& channel : channels_) {
+    if (channel) channel->begin_rest();
+  }
+}
+
+void Endpoint::end_rest() {
+  for (const auto& channel : channels_) {
+    if (channel) channel->end_rest();
+  }
 }
 
 Status Endpoint::fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
@@ -656,15 +674,17 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
   const auto transports = host_.transports();
   Status watched = watch_process();
   if (!watched.is_ok()) return watched;
-  // The channels report arrivals with the endpoint's address, and these need to know the peer.
+  // The channels report arrivals with their way's address, and these need to know the peer.
   info_ = std::make_shared<const PeerInfo>(
       PeerInfo{peer_incarnation_, peer_name_, credentials_.pid, credentials_.uid,
                is_remote() ? remote_address(socket_.fd()) : ""});
   channels_.resize(transports.size());
   absent_.resize(transports.size());
+  ways_.resize(transports.size());
   for (std::size_t i = 0; i < transports.size(); ++i) {
     absent_[i] = is_remote() && transports[i]->is_local() ? "the peer is on another host"
                                                           : "the peer does not have it";
+    ways_[i] = {this, i};
   }
   bool has_one = false;
   std::string unreachable;
@@ -678,7 +698,7 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       blob.bytes = offer.bytes;
       blob.fds = own.take();
       Result<std::unique_ptr<Channel>> channel = halves_[i]->join(
-          std::move(blob), {reinterpret_cast<std::uint64_t>(this), process(), send_kick, this});
+          std::move(blob), {reinterpret_cast<std::uint64_t>(&ways_[i]), process(), send_kick, this});
       if (!channel.is_ok()) {
         // The peer comes to the same conclusion, and another transport may do.
         if (channel.status().code() != Code::kTransportUnavailable) return channel.status();

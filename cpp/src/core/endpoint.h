@@ -74,7 +74,16 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   const std::shared_ptr<const PeerInfo>& info() const { return info_; }
   bool is_ready() const { return is_ready_.load(std::memory_order_acquire); }
   void drain();
-  void grant_credits(std::uint32_t count);
+  // Says which way a tag came; what a channel reports with, and good as long as the endpoint.
+  struct Way {
+    Endpoint* endpoint = nullptr;
+    std::size_t transport = 0;
+  };
+  void grant_credits(std::size_t transport, std::uint32_t count);
+  // As the methods of the channels, for all of them. Requires: is_ready() was seen.
+  void look();
+  void begin_rest();
+  void end_rest();
   // Returns when the peer is no longer within any of the grants. Errors: kTimedOut naming the peer.
   Status fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns);
   // Ends the connection without the peer's help, and returns when it can touch nothing any more.
@@ -204,6 +213,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::shared_ptr<const PeerInfo> info_;
   // One per transport of this engine; null where the peer lacks it. Constant once ready.
   std::vector<std::unique_ptr<Channel>> channels_;
+  std::vector<Way> ways_;            // The same.
   std::vector<std::string> absent_;  // Why a channel is null.
 
   // Control thread only.

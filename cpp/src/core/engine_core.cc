@@ -41,8 +41,8 @@ constexpr std::int64_t kNetworkPauseNs = kSecondNs;
 constexpr std::int64_t kEndedPauseNs = 100'000'000;
 constexpr std::size_t kLeastSecretBytes = 16;
 constexpr std::size_t kMostAddresses = 8;
-// A waiting thread looks at least, and at most, this long before it sleeps: longer where a device
-// would wake a thread that wakes it.
+// A waiting thread looks at least, and at most, this long before it sleeps: longer where only devices
+// wake it, which wake a thread that wakes it.
 constexpr std::int64_t kSpinNs = 20'000;
 constexpr std::int64_t kMostSpinNs = 200'000;
 constexpr std::int64_t kMostDeviceSpinNs = 2'000'000;
@@ -132,8 +132,8 @@ Status EngineCore::start() {
     }
   }
 
-  if (std::any_of(transports_.begin(), transports_.end(),
-                  [](const auto& transport) { return !transport->is_local(); })) {
+  if (std::none_of(transports_.begin(), transports_.end(),
+                   [](const auto& transport) { return transport->is_local(); })) {
     arrival_patience_.set_most(kMostDeviceSpinNs);
   }
 
@@ -1033,7 +1033,11 @@ Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remot
                                     const Fill& fill_slot) {
   Binding& binding = binding_for(remote);
   Result<OperationSlot*> begun = begin(direction, options, &binding);
-  if (!begun.is_ok()) return begun.status();
+  if (!begun.is_ok()) {
+    // Whoever waits for room waits in vain where nothing goes through any more.
+    Status lost = begun.status().code() == Code::kWouldBlock ? binding.failure() : Status::ok();
+    return lost.is_ok() ? begun.status() : after_loss(binding.info(), std::move(lost));
+  }
   OperationSlot* const slot = *begun;
   Status status;
   try {
@@ -1218,7 +1222,6 @@ void EngineCore::retire(Operation& operation, Status status) {
   if (slot.has_deadline) deadlines_.remove(slot);
   // Before the end is told: whoever hears of it may take the memory away.
   slot.pins.clear();
-  counters_.running.fetch_sub(1, std::memory_order_seq_cst);
   if (slot.traffic != nullptr) {
     if (status.is_ok()) {
       const std::int64_t submitted = slot.state.submitted_ns();
@@ -1230,6 +1233,8 @@ void EngineCore::retire(Operation& operation, Status status) {
       slot.traffic->count_failed();
     }
   }
+  // Counted first: where none runs, all that ran are counted.
+  counters_.running.fetch_sub(1, std::memory_order_seq_cst);
   if (trace_) trace(slot, status, now);
   slot.state.end(std::move(status), now);
   wake_for_room();
@@ -1406,19 +1411,16 @@ std::vector<PeerStats> EngineCore::peer_stats() const {
   if (fork_guard_.is_forked_child()) return out;
   std::lock_guard lock(mutex_);
   for (const auto& [key, traffic] : traffic_) {
-    bool is_connected = false;
-    bool is_first_choice = key.first == Incarnation{};
-    for (const auto& endpoint : *drained_) {
-      if (endpoint->peer_incarnation() != key.first) continue;
-      is_connected |= !endpoint->is_lost();
-      is_first_choice |= endpoint->tag_transport() == key.second;
-    }
+    const bool is_connected =
+        std::any_of(drained_->begin(), drained_->end(), [&](const auto& endpoint) {
+          return !endpoint->is_lost() && endpoint->peer_incarnation() == key.first;
+        });
     PeerStats row{traffic->peer, traffic->transport, is_connected, traffic->put.read(),
                   traffic->get.read()};
     const auto is_used = [](const TrafficStats& way) {
       return way.done + way.failed + way.cancelled > 0;
     };
-    if (is_first_choice || is_used(row.put) || is_used(row.get)) out.push_back(std::move(row));
+    if (traffic->is_first_choice.load() || is_used(row.put) || is_used(row.get)) out.push_back(std::move(row));
   }
   return out;
 }
@@ -1441,6 +1443,9 @@ void EngineCore::endpoint_ready(Endpoint& endpoint) {
   for (std::size_t i = 0; i < transports_.size(); ++i) {
     if (endpoint.has_channel(i)) traffic[i] = traffic_of(*endpoint.info(), transports_[i]->name());
   }
+  const auto first = std::find_if(traffic.begin(), traffic.end(),
+                                  [](const auto& each) { return each != nullptr; });
+  (*first)->is_first_choice.store(true);
   endpoint.count_in(std::move(traffic));
   std::lock_guard lock(mutex_);
   lost_peers_.erase(endpoint.peer_incarnation());
@@ -1630,9 +1635,11 @@ void EngineCore::drain_all() {
 }
 
 void EngineCore::arrived(std::uint64_t peer_token, std::string_view tag, Code code) {
-  auto& endpoint = *reinterpret_cast<Endpoint*>(peer_token);
+  const auto& way = *reinterpret_cast<const Endpoint::Way*>(peer_token);
+  Endpoint& endpoint = *way.endpoint;
   Inbox::Credits credits;
-  inbox_.add(endpoint.info(), endpoint.weak_from_this(), tag, code, now_ns(), &credits);
+  inbox_.add(endpoint.info(), {endpoint.weak_from_this(), way.transport}, tag, code, now_ns(),
+             &credits);
   if (credits.is_empty()) return;
   // A forgotten tag. The reference that is taken for it may be the last one, and must not go here: the
   // channel's thread holds locks that the end of the channel takes.
@@ -1642,7 +1649,7 @@ void EngineCore::arrived(std::uint64_t peer_token, std::string_view tag, Code co
 }
 
 void EngineCore::channel_lost(std::uint64_t peer_token) {
-  reinterpret_cast<Endpoint*>(peer_token)->look_at_channels();
+  reinterpret_cast<const Endpoint::Way*>(peer_token)->endpoint->look_at_channels();
 }
 
 Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std::size_t count,
@@ -1690,19 +1697,13 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
     const auto endpoints = drained();
     while (doorbell_.count() == seen && now_ns() < spin_until) {
       cpu_relax();
-      for (const auto& endpoint : *endpoints) {
-        if (Channel* const channel = endpoint->tag_channel()) channel->look();
-      }
+      for (const auto& endpoint : *endpoints) endpoint->look();
     }
     if (doorbell_.count() != seen) continue;
     if (!std::exchange(has_slept, true)) arrival_patience_.was_in_vain();
-    for (const auto& endpoint : *endpoints) {
-      if (Channel* const channel = endpoint->tag_channel()) channel->begin_rest();
-    }
+    for (const auto& endpoint : *endpoints) endpoint->begin_rest();
     doorbell_.sleep(seen, deadline_ns - now);
-    for (const auto& endpoint : *endpoints) {
-      if (Channel* const channel = endpoint->tag_channel()) channel->end_rest();
-    }
+    for (const auto& endpoint : *endpoints) endpoint->end_rest();
   }
   inbox_.end_wait(tag);
   return outcome;
@@ -1767,6 +1768,7 @@ Status EngineCore::peer_status(const PeerInfo& peer) {
 EngineStats EngineCore::stats() {
   EngineStats out;
   if (fork_guard_.is_forked_child()) return out;
+  out.transfers_running = counters_.running.load();  // Before what they add to when they end.
   {
     std::lock_guard lock(mutex_);
     out.regions = regions_.size();
@@ -1793,7 +1795,6 @@ EngineStats EngineCore::stats() {
   }
   out.storages = storages_.size();
   out.grants = grants_.size();
-  out.transfers_running = counters_.running.load();
   out.transfers_done += counters_.done.load();
   const auto read = [](const std::atomic<std::int64_t>& ns) {
     return static_cast<std::uint64_t>(ns.load(std::memory_order_relaxed));

@@ -6,31 +6,34 @@
 
 namespace kvzc {
 
-void Inbox::Credits::add(const std::weak_ptr<Endpoint>& endpoint) {
+void Inbox::Credits::add(const Origin& origin) {
   for (auto& [known, count] : counts_) {
-    if (!known.owner_before(endpoint) && !endpoint.owner_before(known)) {
+    if (known.transport == origin.transport && !known.endpoint.owner_before(origin.endpoint) &&
+        !origin.endpoint.owner_before(known.endpoint)) {
       ++count;
       return;
     }
   }
-  counts_.emplace_back(endpoint, 1);
+  counts_.emplace_back(origin, 1);
 }
 
 void Inbox::Credits::settle() {
-  for (auto& [endpoint, count] : counts_) {
-    if (const std::shared_ptr<Endpoint> alive = endpoint.lock()) alive->grant_credits(count);
+  for (auto& [origin, count] : counts_) {
+    if (const std::shared_ptr<Endpoint> alive = origin.endpoint.lock()) {
+      alive->grant_credits(origin.transport, count);
+    }
   }
   counts_.clear();
 }
 
-void Inbox::add(std::shared_ptr<const PeerInfo> peer, std::weak_ptr<Endpoint> endpoint,
-                std::string_view tag, Code code, std::int64_t now, Credits* credits) {
+void Inbox::add(std::shared_ptr<const PeerInfo> peer, Origin origin, std::string_view tag,
+                Code code, std::int64_t now, Credits* credits) {
   std::lock_guard lock(mutex_);
   ++counts_.arrived;
-  Item item{std::string(tag), std::move(peer), std::move(endpoint), code, now};
+  Item item{std::string(tag), std::move(peer), std::move(origin), code, now};
   if (!forgotten_until_.empty() && forgotten_until_.contains(item.tag)) {
     ++counts_.forgotten;
-    credits->add(item.endpoint);
+    credits->add(item.origin);
     return;
   }
   order_.push_back(std::move(item));
@@ -44,7 +47,7 @@ Arrival Inbox::remove(Order::iterator item, Credits* credits) {
   // Nearly always the first: the oldest of its tag goes first.
   same_tag.erase(std::find(same_tag.begin(), same_tag.end(), item));
   if (same_tag.empty()) by_tag_.erase(found);
-  credits->add(item->endpoint);
+  credits->add(item->origin);
   order_.erase(item);
   return out;
 }

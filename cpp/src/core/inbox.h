@@ -24,20 +24,26 @@ class Inbox {
  public:
   explicit Inbox(std::int64_t ttl_ns) : ttl_ns_(ttl_ns) {}
 
+  // Whom a tag came from, and by which of the engine's transports: its credit goes back that way.
+  struct Origin {
+    std::weak_ptr<Endpoint> endpoint;
+    std::size_t transport = 0;
+  };
+
   // What one call took out, and whom that gives credits back. Call settle() outside all locks.
   class Credits {
    public:
-    void add(const std::weak_ptr<Endpoint>& endpoint);
+    void add(const Origin& origin);
     void settle();
     bool is_empty() const { return counts_.empty(); }
 
    private:
-    std::vector<std::pair<std::weak_ptr<Endpoint>, std::uint32_t>> counts_;
+    std::vector<std::pair<Origin, std::uint32_t>> counts_;
   };
 
   // Takes in a tag, or drops it when it is a forgotten one.
-  void add(std::shared_ptr<const PeerInfo> peer, std::weak_ptr<Endpoint> endpoint,
-           std::string_view tag, Code code, std::int64_t now, Credits* credits);
+  void add(std::shared_ptr<const PeerInfo> peer, Origin origin, std::string_view tag, Code code,
+           std::int64_t now, Credits* credits);
 
   // Takes `count` arrivals of `tag`, or none if there are fewer. `peer` null: from anybody.
   std::vector<Arrival> take(std::string_view tag, std::size_t count, const PeerInfo* peer,
@@ -62,7 +68,7 @@ class Inbox {
   struct Item {
     std::string tag;
     std::shared_ptr<const PeerInfo> peer;
-    std::weak_ptr<Endpoint> endpoint;
+    Origin origin;
     Code code;
     std::int64_t arrived_ns;
   };

@@ -57,6 +57,8 @@ struct PeerTraffic {
   PeerTraffic(PeerInfo info, std::string name) : peer(std::move(info)), transport(std::move(name)) {}
   const PeerInfo peer;
   const std::string transport;
+  // The peer was reached with no better transport.
+  std::atomic<bool> is_first_choice{false};
   Traffic put, get;
 
   Traffic& in(Direction direction) { return direction == Direction::kPut ? put : get; }

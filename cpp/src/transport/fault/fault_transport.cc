@@ -21,6 +21,7 @@ class StripeSink final : public OperationSink {
   void release(Operation& operation) override {
     release_stripe(shop_, static_cast<Stripe&>(operation));
   }
+  void waited(std::int64_t ns) override { shop_.host.operations.waited(ns); }
 
  private:
   Workshop& shop_;

@@ -23,8 +23,6 @@ constexpr std::int64_t kSpinNs = 20'000;
 // While somebody is active it looks once in so long for what was left alone: longer where it finds nothing.
 constexpr std::int64_t kNapNs = 1'000'000;
 constexpr std::int64_t kMostNapNs = 8'000'000;
-// Where no event ends it: an owner's question may wait for so long.
-constexpr std::int64_t kMostUnarmedNs = 2'000'000;
 // Whoever was active counts as active for so long: between two marks the poller may well look twice, and
 // an event that it asked for in between would cut into the next post.
 constexpr std::int64_t kActiveNs = 2 * kMostNapNs;
@@ -159,7 +157,7 @@ bool Poller::nap_unarmed() {
   const bool is_sound =
       resting_.load(std::memory_order_seq_cst) == 0 && !doorbell_.is_event_armed();
   if (is_sound) {
-    nap_ns_ = std::clamp(2 * nap_ns_, kNapNs, kMostUnarmedNs);
+    nap_ns_ = kNapNs;  // No event ends it: an owner's question may have to wait for two of them.
     doze();
   }
   is_unarmed_.store(false, std::memory_order_relaxed);

@@ -5,11 +5,11 @@
 //
 //   nobody is active       it sleeps until the next completion, of whatever kind
 //   somebody posts         it sleeps until a message comes, and else looks every 1 to 8 ms
-//   somebody looks         it does neither for 1 or 2 ms: messages are seen by whoever looks
+//   somebody looks         it does neither for 1 ms: messages are seen by whoever looks
 //   somebody sleeps        as if nobody were active: what is slept for is taken at once
 //   somebody rests         as if nobody looked: a message wakes it
 //
-// Whoever waits looks, and whoever posts looks once in a while. A thread that gives up looking before
+// Whoever waits looks, and whoever posts looks once in 16 posts. A thread that gives up looking before
 // its transfer has ended says that it sleeps; one that gives up before a message has come, that it
 // rests; and an owner's question counts as a sleeper until it is answered. Only what was posted and
 // left alone is seen late, by as much: the longer the less there was of it.

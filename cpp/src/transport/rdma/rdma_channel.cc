@@ -727,10 +727,12 @@ void RdmaChannel::return_credit(std::size_t) {
 }
 
 void RdmaChannel::wait_for_credit(std::size_t, std::int64_t timeout_ns) {
+  poller_.begin_rest();
   std::unique_lock lock(shared_.mutex);
   shared_.changed.wait_for(lock, std::chrono::nanoseconds(std::min(timeout_ns, std::int64_t{3'600'000'000'000})), [this] {
     return shared_.is_lost || shared_.reserved_tags - shared_.peer_taken < peer_depth_;
   });
+  poller_.end_rest();
 }
 
 void RdmaChannel::send_tag(const Tag& tag, Code code) {
@@ -825,8 +827,10 @@ Status RdmaChannel::fence(std::span<const FenceTicket> grants, std::int64_t dead
       return Status(Code::kTimedOut, "it did not say in time that it has left the grant");
     }
     if (now < spin_until) continue;
+    poller_.begin_rest();
     shared_.changed.wait_for(
         lock, std::chrono::nanoseconds(std::min<std::int64_t>(deadline_ns - now, 1'000'000)));
+    poller_.end_rest();
   }
 }
 
