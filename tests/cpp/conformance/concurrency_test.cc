@@ -137,9 +137,10 @@ TEST_P(ConcurrencyTest, SixteenThreadsPutGetWaitPollRegisterAndRevokeAtOnce) {
         OwnedMemory memory = make_memory(*engine, kThreads * kBytes);
         party.tell(memory.handle_text());
         // Grants that end while the others write into them.
+        OwnedMemory passing = make_memory(*engine, 2 * kBytes);
         std::vector<Grant> grants;
         for (int i = 0; i < count; ++i) {
-          grants.push_back(engine->grant(*memory.region.view(), Access::kBoth).take());
+          grants.push_back(engine->grant(*passing.region.view(), Access::kBoth).take());
           party.tell(text_of(grants.back()));
         }
         std::atomic<int> tags{0};
@@ -173,7 +174,7 @@ TEST_P(ConcurrencyTest, SixteenThreadsPutGetWaitPollRegisterAndRevokeAtOnce) {
           const TransferItem item{&from, &to};
           return engine->put({&item, 1}, {}, in_seconds(60));
         };
-        const auto act = [&](int what, int round, const LocalView& local, const RemoteView& mine) {
+        const auto act = [&](int what, const LocalView& local, const RemoteView& mine) {
           const TransferItem item{&local, &mine};
           switch (what) {
             case 0:
@@ -190,11 +191,11 @@ TEST_P(ConcurrencyTest, SixteenThreadsPutGetWaitPollRegisterAndRevokeAtOnce) {
               if (!place.is_ok()) return;
               Result<Transfer> put = start(local, mine);
               must(put.status());
-              place.take().fill(put.take(), nullptr);
+              place.take().fill(*put, nullptr);
               // Another may have taken it.
               const auto taken = queue->wait(1, in_seconds(0.2));
               EXPECT_TRUE(taken.is_ok() || taken.status().code() == Code::kTimedOut);
-              return;
+              return must(put->wait(in_seconds(60)));
             }
             case 4: {
               OwnedMemory own = make_memory(*engine, 4096);
@@ -211,7 +212,7 @@ TEST_P(ConcurrencyTest, SixteenThreadsPutGetWaitPollRegisterAndRevokeAtOnce) {
               return;
             }
             case 6: {
-              Result<Transfer> put = start(local, ending[static_cast<std::size_t>(round)]);
+              Result<Transfer> put = start(local, mine);
               if (put.is_ok()) must(put->wait(in_seconds(60)));
               const Code code = put.is_ok() ? put->status().code() : put.status().code();
               EXPECT_TRUE(code == Code::kOk || code == Code::kRevoked) << code_name(code);
@@ -230,12 +231,13 @@ TEST_P(ConcurrencyTest, SixteenThreadsPutGetWaitPollRegisterAndRevokeAtOnce) {
           threads.emplace_back([&, t] {
             std::vector<std::byte> bytes(kBytes);
             const LocalView local = view_of(*engine, bytes.data(), kBytes);
-            // Of those that write into a grant that ends, the whole of it is the target.
-            const bool is_whole = t % 8 == 6;
-            std::vector<std::byte> all(is_whole ? kThreads * kBytes : 1);
-            const LocalView whole = view_of(*engine, all.data(), all.size());
             const RemoteView mine = slice(target, t * kBytes, (t + 1) * kBytes);
-            for (int i = 0; i < count; ++i) act(t % 8, i, is_whole ? whole : local, mine);
+            for (int i = 0; i < count; ++i) {
+              const int what = t % 8, half = t / 8;
+              const RemoteView passing = slice(ending[static_cast<std::size_t>(i)], half * kBytes,
+                                               (half + 1) * kBytes);
+              act(what, local, what == 6 ? passing : mine);
+            }
           });
         }
         for (std::thread& thread : threads) thread.join();
