@@ -24,8 +24,8 @@ _VERSION, _MISSING = 0xAA, 1
 class Held:
     """An array of ones whose first page is not there before release().
 
-    Whoever reads that page, a copy thread as a rule, stands until then, and finds zeros. An engine
-    whose thread stands there does not come to its close: release() comes first.
+    Whoever reads that page, a copy thread as a rule, stands until then, and finds zeros. A close
+    of its engine gives up after its time-out and leaves it there: release() comes first.
     """
 
     def __init__(self, nbytes: int) -> None:

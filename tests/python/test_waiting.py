@@ -423,3 +423,23 @@ def test_ctrl_c_is_heard_while_it_connects(peer: Peer, call: str) -> None:
     setup = "far = kvzc.RemoteHandle.from_text(sys.argv[2])"
     with stopped(peer):
         assert interrupted(setup, f"engine.{call}(far, INF)", text) < HEARD_S
+
+
+def test_a_close_does_not_wait_for_memory_that_does_not_answer() -> None:
+    """Of another engine, whose thread stands in a copy: it is left there, with all that it uses."""
+    with (
+        kvzc.Engine("answers") as owner,
+        Held(NBYTES) as held,
+        owner.register(kvzc.empty(NBYTES, "uint8")) as region,
+    ):
+        writer = kvzc.Engine("stands", copy_threads=1)
+        writer.connect(region.handle())
+        transfer = writer.put(held.array, region.handle())
+        held.wait_for_reader()
+        start = time.monotonic()
+        with pytest.raises(kvzc.TimedOut, match="stands in a copy"):
+            writer.close(timeout=0.3)
+        assert time.monotonic() - start < 10
+        assert not transfer.done
+        held.release()
+        until(lambda: transfer.quiet)

@@ -368,8 +368,10 @@ class Transport {
   // Does what the first transfer of this memory would have to do. Errors: kLimitExceeded with what was
   // asked, what is allowed and the remedy; kTransportUnavailable.
   virtual Status prepare(const MemoryPiece& piece) = 0;
-  // Ends the transport's threads. Operations that are still queued are finished first.
-  virtual void stop() = 0;
+  // Ends the transport's threads. Operations that are still queued are finished first. Gives false when
+  // a thread stands in a copy at the deadline: memory may be slow to answer, or never answer. The
+  // thread goes on where it stands, so the transport and all that it uses must stay for ever.
+  [[nodiscard]] virtual bool stop(std::int64_t deadline_ns) = 0;
 };
 
 }  // namespace kvzc

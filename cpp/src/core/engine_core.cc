@@ -58,12 +58,12 @@ Status deadline_passed() {
   return Status(Code::kCancelled, "the transfer's deadline passed before it was done");
 }
 
-// Better a leak than memory that is used again while a peer still touches it.
-void keep_for_ever(const std::vector<std::shared_ptr<RegionRecord>>& regions) {
+// Better a leak than memory that is used again while a peer, or a thread, still touches it.
+void keep_for_ever(std::shared_ptr<void> what) {
   static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<RegionRecord>>;
+  static auto* const kept = new std::vector<std::shared_ptr<void>>;
   std::lock_guard lock(mutex);
-  kept->insert(kept->end(), regions.begin(), regions.end());
+  kept->push_back(std::move(what));
 }
 
 Status region_closed() { return Status(Code::kClosed, "the region is closed"); }
@@ -263,12 +263,19 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   }
   credit_waiters_.clear();
   // Running copies have seen their channels lost by now and end with the next chunk.
-  for (const auto& transport : transports_) transport->stop();
+  const std::int64_t stop_by = std::max(close_by_ns_.load(), now_ns() + kCutPatienceNs);
+  for (const auto& transport : transports_) {
+    if (transport->stop(stop_by)) continue;
+    keep_for_ever(shared_from_this());
+    outcome = Status(Code::kTimedOut,
+                     "a thread of the engine stands in a copy, since the memory there does not "
+                     "answer; the engine is closed, and what that thread uses is kept for ever");
+  }
   doorbell_.ring();
   const bool is_haunted = look_at_quarantine();
   if (is_haunted) {
     std::lock_guard quarantine(quarantine_mutex_);
-    keep_for_ever(quarantine_);
+    for (const auto& region : quarantine_) keep_for_ever(region);
   }
   std::lock_guard tables(mutex_);
   if (has_arrivals_fd_) doorbell_.set_event();

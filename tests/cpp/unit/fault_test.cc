@@ -191,7 +191,10 @@ class PlainTransport final : public Transport {
   Result<std::unique_ptr<ChannelHalf>> open_channel() override {
     return std::unique_ptr<ChannelHalf>(std::make_unique<Half>(*this));
   }
-  void stop() override { journal_.write({"stop", "", Code::kOk, 0, 0}); }
+  bool stop(std::int64_t) override {
+    journal_.write({"stop", "", Code::kOk, 0, 0});
+    return true;
+  }
 
   PlainChannel* channel = nullptr;
 
@@ -279,7 +282,7 @@ struct Bench {
   }
   ~Bench() {
     channel.reset();
-    transport->stop();
+    EXPECT_TRUE(transport->stop(INT64_MAX));
     for (const auto& operation : operations) {
       EXPECT_EQ(operation->ends, 1);
       EXPECT_TRUE(operation->release()) << "somebody still refers to it";
@@ -1065,7 +1068,7 @@ TEST(FaultTransport, StopEndsWhatIsHeldBackAndThenTheInnerTransport) {
   PlainMemory target(source);
   TestOperation& operation = bench.make_put(source, target);
   bench.channel->post(operation);
-  bench.transport->stop();
+  EXPECT_TRUE(bench.transport->stop(INT64_MAX));
   EXPECT_EQ(operation.ends, 1);
   EXPECT_EQ(operation.code(), Code::kClosed);
   EXPECT_EQ(threads_named_fault(0), 0);

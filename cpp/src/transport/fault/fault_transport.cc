@@ -102,9 +102,9 @@ class FaultTransport final : public Transport {
 
   Status prepare(const MemoryPiece& piece) override { return inner_->prepare(piece); }
 
-  void stop() override {
+  bool stop(std::int64_t deadline_ns) override {
     end_everything();
-    inner_->stop();
+    return inner_->stop(deadline_ns);
   }
 
  private:

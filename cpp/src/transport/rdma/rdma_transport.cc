@@ -177,7 +177,10 @@ class RdmaTransport final : public Transport {
     return std::unique_ptr<ChannelHalf>(std::move(half));
   }
 
-  void stop() override { poller_.stop(); }
+  bool stop(std::int64_t) override {
+    poller_.stop();  // Devices copy: its thread stands nowhere.
+    return true;
+  }
 
  private:
   // Equal addresses of two processes are not the same memory. A forked child inherits the random

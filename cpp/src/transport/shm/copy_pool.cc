@@ -4,10 +4,16 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
+#include <utility>
+
+#include "base/clock.h"
 
 namespace kvzc::shm {
 namespace {
+
+constexpr std::int64_t kMostWaitNs = 3'600'000'000'000;  // Longer ones wrap in the library.
 
 std::uint32_t default_thread_count() {
   return std::clamp(std::thread::hardware_concurrency(), 2u, 5u) - 1;
@@ -48,6 +54,7 @@ void CopyPool::start_threads() {
     threads_.reserve(thread_count_);
     while (threads_.size() < thread_count_) {
       threads_.emplace_back([this] { run(); });
+      ++running_;
       pthread_setname_np(threads_.back().native_handle(), "kvzc-copy");
     }
   } catch (const std::system_error&) {
@@ -59,7 +66,11 @@ void CopyPool::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     has_work_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
-    if (queue_.empty()) return;
+    if (queue_.empty()) {
+      --running_;
+      has_ended_.notify_all();
+      return;
+    }
     Operation& operation = *queue_.front();
     operations_.retain(operation);
     lock.unlock();
@@ -79,15 +90,23 @@ void CopyPool::run() {
   }
 }
 
-void CopyPool::stop() {
-  std::vector<std::thread> threads;
-  {
-    std::lock_guard lock(mutex_);
-    is_stopping_ = true;
-    threads.swap(threads_);
-  }
+bool CopyPool::stop(std::int64_t deadline_ns) {
+  std::unique_lock lock(mutex_);
+  is_stopping_ = true;
   has_work_.notify_all();
-  for (std::thread& thread : threads) thread.join();
+  bool have_ended = running_ == 0;
+  while (!have_ended) {
+    const std::int64_t left = std::min(deadline_ns - now_ns(), kMostWaitNs);
+    if (left <= 0) break;
+    has_ended_.wait_for(lock, std::chrono::nanoseconds(left));
+    have_ended = running_ == 0;
+  }
+  std::vector<std::thread> threads = std::move(threads_);
+  lock.unlock();
+  for (std::thread& thread : threads) {
+    have_ended ? thread.join() : thread.detach();
+  }
+  return have_ended;
 }
 
 }  // namespace kvzc::shm

@@ -15,13 +15,14 @@ namespace kvzc::shm {
 class CopyPool {
  public:
   CopyPool(std::uint32_t threads, OperationSink& operations);
-  ~CopyPool() { stop(); }
+  ~CopyPool() { (void)stop(INT64_MAX); }
 
   // Queues an operation whose chunks are cut. Borrows it until it is retired: the pool holds a
   // reference while a thread looks at it. Starts the threads at first use. Thread: any.
   void submit(Operation& operation);
-  // Finishes what is queued and ends the threads. Thread: any, once.
-  void stop();
+  // Finishes what is queued and ends the threads; gives whether they have ended by the deadline. If
+  // not, the pool must stay for ever. Thread: any, once.
+  bool stop(std::int64_t deadline_ns);
 
  private:
   void run();
@@ -35,6 +36,8 @@ class CopyPool {
   std::condition_variable has_work_;
   std::deque<Operation*> queue_;
   std::vector<std::thread> threads_;
+  std::size_t running_ = 0;  // Of these, those that have not ended.
+  std::condition_variable has_ended_;
   bool is_stopping_ = false;
 };
 

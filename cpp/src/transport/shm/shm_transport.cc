@@ -136,7 +136,7 @@ class ShmTransport final : public Transport {
         std::make_unique<ShmChannelHalf>(host_, pool_, outbox.take()));
   }
 
-  void stop() override { pool_.stop(); }
+  bool stop(std::int64_t deadline_ns) override { return pool_.stop(deadline_ns); }
 
  private:
   TransportHost& host_;
