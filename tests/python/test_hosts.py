@@ -7,6 +7,7 @@ TransportUnavailable; tests/softroce moves bytes.
 import contextlib
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -101,31 +102,39 @@ def test_what_cannot_be_is_refused_with_the_remedy(options: dict[str, object], w
         kvzc.Engine(**options)  # type: ignore[arg-type]
 
 
+def sockets_of_this_process() -> Iterator[socket.socket]:
+    """Duplicates of them, each open until the next is asked for."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                yield each
+
+
 def silence_that_is_borne(**options: object) -> list[int]:
     """How the kernel was told to look after a connection to an engine with these options."""
-    names = ("SO_KEEPALIVE", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    tcp = socket.IPPROTO_TCP
     with kvzc.Engine(listen="127.0.0.1:0", secret=SECRET, **options) as engine:  # type: ignore[arg-type]
         host, port = engine.addresses[0].rsplit(":", 1)
         with socket.create_connection((host, int(port)), timeout=10) as client:
             deadline = time.monotonic() + 10
             while time.monotonic() < deadline:
-                for name in os.listdir("/proc/self/fd"):
-                    with (
-                        contextlib.suppress(OSError),
-                        socket.socket(fileno=os.dup(int(name))) as each,
-                    ):
+                for each in sockets_of_this_process():
+                    try:
                         if each.getpeername() != client.getsockname():
                             continue
-                        if not each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
-                            continue  # It was accepted this very moment.
-                        level = socket.IPPROTO_TCP
-                        return [
-                            each.getsockopt(
-                                socket.SOL_SOCKET if name.startswith("SO") else level,
-                                getattr(socket, name),
-                            )
-                            for name in names
-                        ]
+                    except OSError:  # Nobody is at its other end.
+                        continue
+                    if not each.getsockopt(tcp, socket.TCP_USER_TIMEOUT):
+                        continue  # It was accepted this very moment.
+                    return [
+                        each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                        each.getsockopt(tcp, socket.TCP_KEEPIDLE),
+                        each.getsockopt(tcp, socket.TCP_KEEPINTVL),
+                        each.getsockopt(tcp, socket.TCP_KEEPCNT),
+                        each.getsockopt(tcp, socket.TCP_USER_TIMEOUT),
+                    ]
     raise AssertionError("the engine has not taken the connection")
 
 
