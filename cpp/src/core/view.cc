@@ -638,8 +638,9 @@ bool steps_outwards(const TensorView& view) {
   std::int64_t covered = dtype_nbytes(view.dtype);
   for (auto axis = view.axes.rbegin(); axis != view.axes.rend(); ++axis) {
     if (axis->size == 1) continue;
+    if (axis->list) return false;  // Its stride may be any number, if all its positions are 0.
     const std::int64_t stride = std::abs(axis->stride);
-    if (axis->list || stride < covered) return false;
+    if (stride < covered) return false;
     covered += (axis->size - 1) * stride;
   }
   return true;
