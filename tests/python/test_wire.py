@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import kvzc
 import numpy as np
@@ -20,6 +21,7 @@ from wire_client import (
     HandleBytes,
     Holder,
     Owner,
+    Wire,
     address,
     blob,
     prove,
@@ -41,9 +43,11 @@ class Heard(list[tuple[int, bytes, int]]):
         return any(data in body for _, body, _ in self)
 
 
-class ListeningHolder(Holder):
-    def __init__(self, handle: kvzc.RemoteHandle) -> None:
-        super().__init__(handle)
+class Listening(Wire):
+    """Keeps what it hears."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.heard = Heard()
 
     def receive(self) -> tuple[int, bytes, list[int]]:
@@ -52,16 +56,11 @@ class ListeningHolder(Holder):
         return kind, body, files
 
 
-class ListeningOwner(Owner):
-    def __init__(self, engine: str) -> None:
-        super().__init__(engine)
-        self.heard = Heard()
+class ListeningHolder(Listening, Holder):
+    pass
 
-    def receive(self) -> tuple[int, bytes, list[int]]:
-        kind, body, files = super().receive()
-        self.heard.append((kind, body, len(files)))
-        return kind, body, files
 
+class ListeningOwner(Listening, Owner):
     def hear(self) -> bytes:
         self.use(self._listener.accept()[0])
         kind, body, _ = self.receive()

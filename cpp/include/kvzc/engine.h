@@ -186,7 +186,7 @@ struct TransferOptions {
   std::string_view label;  // Stands in the trace, where there is one.
 };
 
-// So many runs one transfer may have.
+// So many runs one transfer may have: the list of them takes 24 bytes each, 400 MB.
 inline constexpr std::uint64_t kMostRuns = 1u << 24;
 
 // Where somebody who cuts a transfer himself puts its runs.

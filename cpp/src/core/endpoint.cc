@@ -95,7 +95,7 @@ PeerTraffic& Endpoint::tag_traffic() const {
 }
 
 Channel* Endpoint::tag_channel() const {
-  // Tags go by the first channel that both sides have, and so do their credits.
+  // Tags without data go by the first channel that both sides have.
   const auto first = std::find_if(channels_.begin(), channels_.end(),
                                   [](const auto& channel) { return channel != nullptr; });
   return first == channels_.end() ? nullptr : first->get();

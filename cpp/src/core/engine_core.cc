@@ -34,7 +34,6 @@ constexpr std::size_t kMostHalfOpen = 128;
 constexpr std::size_t kMostLostPeers = 4096;
 constexpr std::size_t kMostCountedPeers = 1024;
 constexpr std::size_t kMostStorages = 4096;
-// The list of runs of one transfer takes 24 bytes each: 400 MB.
 // A peer on another host that was lost is tried again after this long: where nothing answered, and
 // where its host said that nobody listens any more.
 constexpr std::int64_t kNetworkPauseNs = kSecondNs;

@@ -101,6 +101,7 @@ class RdmaChannel final : public Channel, private CompletionTarget {
   void on_completions(std::size_t rail, std::span<const ibv_wc> completions,
                       Endings& endings) override;
 
+  // Posts, and gives whether it is time to look what has come back. Requires: no lock.
   bool begin(Operation& operation);
   void let_completions_in();
   // Hands arrivals to the engine. Requires: no lock but the rail's.
