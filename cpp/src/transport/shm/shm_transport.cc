@@ -6,6 +6,7 @@
 #include "base/shared_memory.h"
 #include "transport/shm/copy_pool.h"
 #include "transport/shm/factory.h"
+#include "transport/shm/populator.h"
 #include "transport/shm/shm_channel.h"
 
 namespace kvzc::shm {
@@ -126,7 +127,9 @@ class ShmTransport final : public Transport {
         SharedMemory::map(std::move(description.fds[0]), nbytes, MapAccess::kReadWrite);
     if (!memory.is_ok()) return memory.status();
     memory->close_fd();
-    return std::shared_ptr<RemoteMemory>(std::make_shared<MappedMemory>(memory.take()));
+    auto mapped = std::make_shared<MappedMemory>(memory.take());
+    populator_.add(mapped);
+    return std::shared_ptr<RemoteMemory>(std::move(mapped));
   }
 
   Result<std::unique_ptr<ChannelHalf>> open_channel() override {
@@ -136,11 +139,15 @@ class ShmTransport final : public Transport {
         std::make_unique<ShmChannelHalf>(host_, pool_, outbox.take()));
   }
 
-  bool stop(std::int64_t deadline_ns) override { return pool_.stop(deadline_ns); }
+  bool stop(std::int64_t deadline_ns) override {
+    populator_.stop();
+    return pool_.stop(deadline_ns);
+  }
 
  private:
   TransportHost& host_;
   CopyPool pool_;
+  Populator populator_;
   PrivateAddress::Witness witness_{};
 };
 
