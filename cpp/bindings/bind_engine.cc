@@ -640,7 +640,8 @@ void bind_engine(py::module_& module) {
            "What has moved to and from each peer that was ever connected: a list of dicts, one per peer\n"
            "and transport, with its name, incarnation and transport, whether it is connected, and for\n"
            "'put' and 'get' the transfers done, failed and cancelled; of those done the bytes, the runs,\n"
-           "'ns' from acceptance to the end and 'queue_ns' of it until the transport was asked; and\n"
+           "'ns' from acceptance to the end (of those up to 1 KiB every sixteenth is timed and stands for the\n"
+           "others) and 'queue_ns' of it until the transport was asked; and\n"
            "histograms [(least, count)] by powers of two, 'by_bytes' and 'by_ns'. Beyond 1,024 of them\n"
            "the rest is counted together, under an empty name.")
       .def(

@@ -293,7 +293,8 @@ void bind_transfers(py::module_& module) {
             if (!self.transfer.has_ended()) return py::none();
             return py::int_(self.transfer.done_ns());
           },
-          "When it ended, on the same clock; None before.")
+          "When it ended, on the same clock; None before. Up to 1 KiB, of those that were over when the\n"
+          "call returned, mostly the same as submitted_ns: a look at the clock takes longer than they.")
       .def_property_readonly(
           "label", [](const PyTransfer& self) { return self.label; },
           "What the caller gave as label=.")

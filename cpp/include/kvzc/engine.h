@@ -67,20 +67,45 @@ struct Arrival {
 // One accepted put, get or notify. A value; copies refer to the same transfer.
 class Transfer {
  public:
+  // How one ended that was over when its call returned: nothing else is left of it.
+  struct Ended {
+    std::uint64_t number = 0;  // No two of one process have the same.
+    std::uint64_t nbytes = 0;
+    const char* transport = nullptr;
+    std::int64_t submitted_ns = 0;
+    std::int64_t done_ns = 0;
+    Status status;
+  };
+
   Transfer() = default;
   Transfer(std::shared_ptr<EngineCore> core, OperationSlot* slot);
-  Transfer(const Transfer& other);
-  Transfer(Transfer&& other) noexcept;
-  Transfer& operator=(Transfer other) noexcept;
-  ~Transfer();
+  explicit Transfer(Ended ended) : ended_(std::move(ended)) {}
+  Transfer(const Transfer& other) : core_(other.core_), slot_(other.slot_), ended_(other.ended_) {
+    if (slot_ != nullptr) retain();
+  }
+  Transfer(Transfer&& other) noexcept
+      : core_(std::move(other.core_)),
+        slot_(std::exchange(other.slot_, nullptr)),
+        ended_(std::move(other.ended_)) {}
+  Transfer& operator=(Transfer other) noexcept {
+    std::swap(core_, other.core_);
+    std::swap(slot_, other.slot_);
+    std::swap(ended_, other.ended_);
+    return *this;
+  }
+  ~Transfer() {
+    if (slot_ != nullptr) release();
+  }
 
-  bool is_valid() const { return slot_ != nullptr; }
+  bool is_valid() const { return slot_ != nullptr || ended_.number != 0; }
   bool has_ended() const;
   // Requires: has_ended().
-  Status status() const;
+  const Status& status() const;
   std::uint64_t nbytes() const;
   std::uint64_t run_count() const;
   std::string_view transport() const;  // Empty until one is chosen.
+  // CLOCK_MONOTONIC. Mostly the same for up to 1 KiB that was over within its call: a look at the
+  // clock takes longer than that.
   std::int64_t submitted_ns() const;
   std::int64_t done_ns() const;
   // Helps with the copying, then sleeps until the end. Errors: kTimedOut, and the transfer goes
@@ -100,14 +125,24 @@ class Transfer {
   Status usable_here() const;
   // Gives why the peer that it goes to is lost, or ok.
   Status peer_status() const;
-  TransferState& state() const;
+  // As TransferState::watch() and unwatch().
+  void watch(TransferState::Watch& watch) const;
+  void unwatch(TransferState::Watch& watch) const;
   // Whether both are the same transfer.
-  bool operator==(const Transfer& other) const { return slot_ == other.slot_; }
-  std::size_t hash() const { return std::hash<const void*>()(slot_); }
+  bool operator==(const Transfer& other) const {
+    return slot_ == other.slot_ && ended_.number == other.ended_.number;
+  }
+  std::size_t hash() const {
+    return slot_ != nullptr ? std::hash<const void*>()(slot_) : std::hash<std::uint64_t>()(ended_.number);
+  }
 
  private:
+  void retain() const;
+  void release() const;
+
   std::shared_ptr<EngineCore> core_;
   OperationSlot* slot_ = nullptr;
+  Ended ended_;  // Where there is no slot.
 };
 
 enum class WaitFor { kAll, kFirst };

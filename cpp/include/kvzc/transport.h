@@ -199,6 +199,16 @@ struct Operation {
   Status failure_;  // Guarded by failure_mutex_.
 };
 
+// A put or get of one run that is over before its caller goes on: nobody else ever sees it, so that it
+// needs no slot, no list and no end to be told of.
+struct SmallOperation {
+  Direction direction;
+  RemoteMemory* remote;
+  Run run;
+  FenceTicket fence;
+  const std::string_view* tag;  // Null: none.
+};
+
 // Where channels report the end of operations. Thread: any.
 class OperationSink {
  public:
@@ -272,6 +282,9 @@ class Channel {
   // Takes an operation over and ends it exactly once, now or later. Cost: small ones are copied
   // before this returns; never blocks otherwise.
   virtual void post(Operation& operation) = 0;
+  // Does a small operation at once, with its tag, and says how it ended; or gives nothing, having done
+  // nothing, where that would take long or must wait: then it is to be posted.
+  virtual std::optional<Status> do_now(const SmallOperation&) { return std::nullopt; }
   // Does a share of the operation's work on this thread; returns when nothing is left to begin, or
   // soon after the deadline.
   virtual void help(Operation& operation, std::int64_t deadline_ns) = 0;

@@ -178,6 +178,10 @@ Status check_same_layout(const View& source, const View& target);
 // Refuses a target that names some byte twice. Errors: kInvalidArgument.
 Status check_no_overlap(const TensorView& target);
 
+// Gives the one run that pairs two views which are each contiguous and fit each other; nothing for all
+// others, and for those without elements. Cost: nanoseconds.
+std::optional<Run> one_run(const TensorView& local, std::byte* local_data, const TensorView& remote);
+
 // Appends the runs that pair the elements of `local` (in memory at `local_data`) with those of
 // `remote`, neighbours merged where both sides are contiguous; in the order in which they lie, as far
 // as both sides agree.

@@ -66,19 +66,36 @@ std::vector<OperationSlot*> Binding::resolve(std::shared_ptr<const Resolved> res
   // The engine closed meanwhile.
   if (state_ == State::kFailed && retry_ns_ == kNever) return {};
   state_ = State::kReady;
+  if (resolved_) parted_.push_back(std::move(resolved_));
   resolved_ = std::move(resolved);
+  ready_.store(resolved_.get(), std::memory_order_seq_cst);
+  has_parted_.store(!parted_.empty(), std::memory_order_seq_cst);
   return std::exchange(waiting_, {});
 }
 
 std::vector<OperationSlot*> Binding::fail(Status why, std::int64_t retry_ns) {
-  std::shared_ptr<const Resolved> dropped;  // Declared first: let go of after the lock.
+  std::vector<OperationSlot*> waited;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ == State::kFailed && retry_ns_ == kNever) return {};
+    state_ = State::kFailed;
+    why_ = std::move(why);
+    retry_ns_ = retry_ns;
+    ready_.store(nullptr, std::memory_order_seq_cst);
+    if (resolved_) parted_.push_back(std::exchange(resolved_, nullptr));
+    has_parted_.store(!parted_.empty(), std::memory_order_seq_cst);
+    waited.swap(waiting_);
+  }
+  drop_parted();
+  return waited;
+}
+
+void Binding::drop_parted() {
+  std::vector<std::shared_ptr<const Resolved>> dropped;  // Let go of after the lock.
   std::lock_guard lock(mutex_);
-  if (state_ == State::kFailed && retry_ns_ == kNever) return {};
-  state_ = State::kFailed;
-  why_ = std::move(why);
-  retry_ns_ = retry_ns;
-  dropped.swap(resolved_);
-  return std::exchange(waiting_, {});
+  if (has_visitors()) return;  // The last one of them comes here.
+  dropped.swap(parted_);
+  has_parted_.store(false, std::memory_order_seq_cst);
 }
 
 bool Binding::withdraw(OperationSlot& operation, Code why) {

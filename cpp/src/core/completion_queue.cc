@@ -86,7 +86,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
       shared->on_end(ended);
     };
     node.entry = {transfer, std::move(label)};
-    transfer.state().watch(node);
+    transfer.watch(node);
     {
       std::lock_guard lock(mutex_);
       if (!is_closed_ && node.has_ended) return append_ended(one);
@@ -103,7 +103,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
       }
     }
     if (one.empty()) return transfer.will_sleep();
-    transfer.state().unwatch(node);
+    transfer.unwatch(node);
   }
 
   Result<std::vector<Entry>> take(std::size_t most) {
@@ -178,7 +178,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
       room_.notify_all();
     }
     // An end that is being told waits for the mutex, finds the queue closed and leaves the node alone.
-    for (Node& node : left) node.entry.transfer.state().unwatch(node);
+    for (Node& node : left) node.entry.transfer.unwatch(node);
   }
 
   std::size_t depth() const { return depth_; }

@@ -24,48 +24,53 @@ constexpr std::int64_t kLookNs = 100'000'000;
 Transfer::Transfer(std::shared_ptr<EngineCore> core, OperationSlot* slot)
     : core_(std::move(core)), slot_(slot) {}
 
-Transfer::Transfer(const Transfer& other) : core_(other.core_), slot_(other.slot_) {
-  if (slot_ != nullptr) slot_->retain();
+void Transfer::retain() const { slot_->retain(); }
+void Transfer::release() const { core_->release(*slot_); }
+
+bool Transfer::has_ended() const { return slot_ == nullptr || slot_->state.has_ended(); }
+const Status& Transfer::status() const {
+  return slot_ == nullptr ? ended_.status : slot_->state.status();
 }
-
-Transfer::Transfer(Transfer&& other) noexcept
-    : core_(std::move(other.core_)), slot_(std::exchange(other.slot_, nullptr)) {}
-
-Transfer& Transfer::operator=(Transfer other) noexcept {
-  std::swap(core_, other.core_);
-  std::swap(slot_, other.slot_);
-  return *this;
-}
-
-Transfer::~Transfer() {
-  if (slot_ != nullptr) core_->release(*slot_);
-}
-
-bool Transfer::has_ended() const { return slot_->state.has_ended(); }
-Status Transfer::status() const { return slot_->state.status(); }
-std::uint64_t Transfer::nbytes() const { return slot_->nbytes; }
-std::uint64_t Transfer::run_count() const { return slot_->run_count; }
+std::uint64_t Transfer::nbytes() const { return slot_ == nullptr ? ended_.nbytes : slot_->nbytes; }
+std::uint64_t Transfer::run_count() const { return slot_ == nullptr ? 1 : slot_->run_count; }
 std::string_view Transfer::transport() const {
-  const char* name = slot_->transport.load(std::memory_order_relaxed);
+  const char* const name =
+      slot_ == nullptr ? ended_.transport : slot_->transport.load(std::memory_order_relaxed);
   return name == nullptr ? std::string_view() : std::string_view(name);
 }
-std::int64_t Transfer::submitted_ns() const { return slot_->state.submitted_ns(); }
-std::int64_t Transfer::done_ns() const { return slot_->state.done_ns(); }
-TransferState& Transfer::state() const { return slot_->state; }
+std::int64_t Transfer::submitted_ns() const {
+  return slot_ == nullptr ? ended_.submitted_ns : slot_->state.submitted_ns();
+}
+std::int64_t Transfer::done_ns() const {
+  return slot_ == nullptr ? ended_.done_ns : slot_->state.done_ns();
+}
+
+void Transfer::watch(TransferState::Watch& watch) const {
+  if (slot_ == nullptr) return watch.on_end(watch);
+  slot_->state.watch(watch);
+}
+
+void Transfer::unwatch(TransferState::Watch& watch) const {
+  if (slot_ != nullptr) slot_->state.unwatch(watch);
+}
 
 Status Transfer::wait(std::int64_t deadline_ns) const {
+  if (slot_ == nullptr) return Status::ok();
   return wait_for({this, 1}, WaitFor::kAll, deadline_ns);
 }
 
-Status Transfer::usable_here() const { return core_->usable_here(); }
+Status Transfer::usable_here() const {
+  return slot_ == nullptr ? Status::ok() : core_->usable_here();
+}
 
 Status Transfer::peer_status() const {
+  if (slot_ == nullptr) return Status::ok();
   const Channel* channel = slot_->channel.load(std::memory_order_acquire);
   return channel == nullptr ? Status::ok() : channel->lost();
 }
 
 Status Transfer::cancel(std::int64_t deadline_ns) const {
-  return core_->cancel(*slot_, deadline_ns);
+  return slot_ == nullptr ? Status::ok() : core_->cancel(*slot_, deadline_ns);
 }
 
 namespace {
@@ -76,12 +81,12 @@ class Watcher {
   explicit Watcher(std::span<const Transfer> transfers)
       : transfers_(transfers), watches_(transfers.size(), WakerWatch(waker_)) {
     for (std::size_t i = 0; i < transfers_.size(); ++i) {
-      transfers_[i].state().watch(watches_[i]);
+      transfers_[i].watch(watches_[i]);
       transfers_[i].will_sleep();
     }
   }
   ~Watcher() {
-    for (std::size_t i = 0; i < transfers_.size(); ++i) transfers_[i].state().unwatch(watches_[i]);
+    for (std::size_t i = 0; i < transfers_.size(); ++i) transfers_[i].unwatch(watches_[i]);
   }
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
@@ -162,15 +167,18 @@ Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t 
   return Status::ok();
 }
 
-void Transfer::count_wait(std::int64_t ns) const { core_->waited(ns); }
+void Transfer::count_wait(std::int64_t ns) const {
+  if (slot_ != nullptr) core_->waited(ns);
+}
 
 void Transfer::will_sleep() const {
+  if (slot_ == nullptr) return;
   Channel* channel = slot_->channel.load(std::memory_order_acquire);
   if (channel != nullptr && !has_ended()) channel->will_sleep(*slot_);
 }
 
 void Transfer::help(std::int64_t deadline_ns) const {
-  if (!core_->usable_here().is_ok()) return;
+  if (slot_ == nullptr || !core_->usable_here().is_ok()) return;
   Channel* channel = slot_->channel.load(std::memory_order_acquire);
   if (channel != nullptr) channel->help(*slot_, deadline_ns);
 }

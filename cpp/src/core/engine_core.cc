@@ -53,6 +53,34 @@ bool may_change(Code code) {
   return code == Code::kTimedOut || code == Code::kLimitExceeded || code == Code::kSystem;
 }
 
+// Up to so many bytes a transfer that is done within its call is not always timed.
+constexpr std::uint64_t kUntimedBytes = 1024;
+
+// Gives numbers that no two transfers of this process share, from 1 on.
+std::uint64_t next_number() {
+  constexpr std::uint64_t kBlock = 1 << 20;  // A thread takes so many at once.
+  static std::atomic<std::uint64_t> blocks{0};
+  thread_local std::uint64_t next = 0;
+  if (next % kBlock == 0) next = blocks.fetch_add(1, std::memory_order_relaxed) * kBlock + 1;
+  return next++;
+}
+
+// Says whether the run's two sides share bytes of one allocation.
+bool runs_into_itself(const Run& run, const MemoryPiece& local, const RemoteMemory& remote) {
+  const std::optional<std::int64_t> base = remote.offset_of(local);
+  if (!base) return false;
+  const std::int64_t begin = *base + (run.local - local.data);
+  const auto nbytes = static_cast<std::int64_t>(run.nbytes);
+  const auto target = static_cast<std::int64_t>(run.remote);
+  return begin < target + nbytes && target < begin + nbytes;
+}
+
+// Says whether a handle lets bytes move this way.
+bool is_granted(Direction direction, const HandleInfo& handle) {
+  const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
+  return handle.device_kind == 0 && (static_cast<int>(handle.access) & static_cast<int>(needed)) != 0;
+}
+
 Status deadline_passed() {
   return Status(Code::kCancelled, "the transfer's deadline passed before it was done");
 }
@@ -198,7 +226,7 @@ Status EngineCore::listen_to_hosts() {
                  "; listen at a certain address, or name one in advertise=");
 }
 
-void EngineCore::end_waiting(const Status& why) {
+bool EngineCore::end_waiting(const Status& why) {
   std::vector<std::shared_ptr<Binding>> bindings;
   {
     std::lock_guard lock(mutex_);
@@ -206,9 +234,12 @@ void EngineCore::end_waiting(const Status& why) {
       if (auto binding = weak.lock()) bindings.push_back(std::move(binding));
     }
   }
+  bool is_anybody_within = false;
   for (const auto& binding : bindings) {
     for (OperationSlot* slot : binding->fail(why, Binding::kNever)) retire(*slot, why);
+    is_anybody_within = is_anybody_within || binding->has_visitors();
   }
+  return is_anybody_within;
 }
 
 Status EngineCore::close(std::int64_t deadline_ns) {
@@ -226,14 +257,12 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     std::lock_guard tables(mutex_);
     for (auto& [id, record] : regions_) regions.push_back(record);
   }
-  end_waiting(closed());
-  while (counters_.running.load(std::memory_order_seq_cst) != 0) {
+  while (end_waiting(closed()) || counters_.running.load(std::memory_order_seq_cst) != 0) {
     if (now_ns() >= close_by_ns_.load()) {
       outcome = Status(Code::kTimedOut, "transfers were still running when the engine closed");
       break;
     }
     usleep(200);
-    end_waiting(closed());
   }
   for (const auto& record : regions) {
     Status region;
@@ -256,7 +285,7 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     }
   });
   loop_.stop();
-  end_waiting(closed());
+  (void)end_waiting(closed());
   for (CreditWaiter& waiter : credit_waiters_) {
     if (waiter.slot != nullptr) retire(*waiter.slot, closed());
   }
@@ -826,13 +855,7 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
   };
   if (slot.runs.size() == 1) {  // The walk of most puts: quickly, and without a list.
     const Segment& segment = slot.segments[0];
-    const Run& run = slot.runs[0];
-    const std::optional<std::int64_t> base = segment.remote->offset_of(segment.local);
-    if (!base) return Status::ok();
-    const std::int64_t begin = *base + (run.local - segment.local.data);
-    const auto nbytes = static_cast<std::int64_t>(run.nbytes);
-    const auto target = static_cast<std::int64_t>(run.remote);
-    return begin < target + nbytes && target < begin + nbytes ? overlap() : Status::ok();
+    return runs_into_itself(slot.runs[0], segment.local, *segment.remote) ? overlap() : Status::ok();
   }
   using Bytes = std::pair<std::int64_t, std::int64_t>;  // Begin and end, in the remote memory.
   // Made where it is needed: mostly the memories are those of two processes.
@@ -992,12 +1015,11 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
 }
 
 Status EngineCore::may_move(Direction direction, const HandleInfo& handle) {
+  if (is_granted(direction, handle)) return Status::ok();
   if (handle.device_kind != 0) {
     return Status(Code::kUnsupported,
                   "the handle's memory lies on a device, which this version does not reach");
   }
-  const Access needed = direction == Direction::kPut ? Access::kPut : Access::kGet;
-  if ((static_cast<int>(handle.access) & static_cast<int>(needed)) != 0) return Status::ok();
   return Status(Code::kAccessDenied, direction == Direction::kPut
                                          ? "the handle grants get only; ask the owner for one "
                                            "with access='put' or 'both'"
@@ -1007,6 +1029,9 @@ Status EngineCore::may_move(Direction direction, const HandleInfo& handle) {
 
 Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const TransferItem> items,
                                         const TransferOptions& options, Purpose purpose) {
+  if (items.size() == 1) {
+    if (std::optional<Transfer> ended = try_now(direction, items[0], options)) return *std::move(ended);
+  }
   Status status = usable();
   if (!status.is_ok()) return status;
   if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to move");
@@ -1031,6 +1056,49 @@ Result<Transfer> EngineCore::try_run(Direction direction, const RunCutter& cutte
   if (!status.is_ok()) return status;
   return submit(direction, cutter.remote(), options, Purpose::kPut,
                 [&](OperationSlot& slot) { return fill(slot, cutter); });
+}
+
+std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferItem& item,
+                                            const TransferOptions& options) {
+  const View& local = item.local->view;
+  const View& remote = item.remote->view;
+  if (local.tensors.size() != 1 || remote.tensors.size() != 1 || trace_) return std::nullopt;
+  if (fork_guard_.is_forked_child() || !is_granted(direction, item.remote->handle->info)) {
+    return std::nullopt;
+  }
+  if (options.notify && options.notify->size() > kMaxTagBytes) return std::nullopt;
+  const LocalStorage& storage = *item.local->memory->storages[local.tensors[0].storage];
+  const std::optional<Run> run = one_run(local.tensors[0], storage.data, remote.tensors[0]);
+  if (!run) return std::nullopt;
+
+  const Binding::Visit visit(binding_for(*item.remote));
+  const Binding::Resolved* const resolved = visit.resolved();
+  if (resolved == nullptr || resolved->endpoint->is_lost()) return std::nullopt;
+  // After the visit is announced: close() looks in the other order.
+  if (is_closed_.load(std::memory_order_seq_cst)) return std::nullopt;
+  RemoteMemory& memory = *resolved->memories[remote.tensors[0].storage];
+  if (runs_into_itself(*run, storage.piece(), memory)) return std::nullopt;
+
+  Traffic& traffic = resolved->traffic->in(direction);
+  const bool is_timed = run->nbytes > kUntimedBytes || traffic.is_to_be_timed();
+  Transfer::Ended ended;
+  ended.submitted_ns = now_ns();
+  if (options.deadline_ns <= ended.submitted_ns) return std::nullopt;
+  std::optional<Status> status = resolved->channel->do_now(
+      {direction, &memory, *run, resolved->fence, options.notify ? &*options.notify : nullptr});
+  if (!status) return std::nullopt;
+  ended.done_ns = is_timed ? now_ns() : ended.submitted_ns;
+  if (status->is_ok()) {
+    traffic.count_small(run->nbytes, is_timed ? ended.done_ns - ended.submitted_ns : -1);
+  } else {
+    traffic.count_failed();
+    count_failure(*status);
+  }
+  ended.number = next_number();
+  ended.nbytes = run->nbytes;
+  ended.transport = resolved->transport;
+  ended.status = *std::move(status);
+  return Transfer(std::move(ended));
 }
 
 template <typename Fill>
@@ -1213,6 +1281,11 @@ void EngineCore::wait_for_room(const PeerInfo& target, const TransferOptions& op
   }
 }
 
+void EngineCore::count_failure(const Status& status) {
+  counters_.failed.fetch_add(1, std::memory_order_relaxed);
+  failed_by_code_[static_cast<std::size_t>(status.code())].fetch_add(1, std::memory_order_relaxed);
+}
+
 void EngineCore::retire(Operation& operation, Status status) {
   auto& slot = static_cast<OperationSlot&>(operation);
   const std::int64_t now = now_ns();
@@ -1222,8 +1295,7 @@ void EngineCore::retire(Operation& operation, Status status) {
   } else if (status.code() == Code::kCancelled) {
     counters_.cancelled.fetch_add(1, std::memory_order_relaxed);
   } else {
-    counters_.failed.fetch_add(1, std::memory_order_relaxed);
-    failed_by_code_[static_cast<std::size_t>(status.code())].fetch_add(1, std::memory_order_relaxed);
+    count_failure(status);
   }
   if (slot.has_deadline) deadlines_.remove(slot);
   // Before the end is told: whoever hears of it may take the memory away.

@@ -195,9 +195,13 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // one has taken its place.
   Status after_loss(const HandleInfo& handle, Status why) const;
 
+  // Does one that is small, contiguous and goes to a peer that is reached, on this thread and without
+  // a slot. Nothing: it takes the long way.
+  std::optional<Transfer> try_now(Direction direction, const TransferItem& item,
+                                  const TransferOptions& options);
   Result<Transfer> submit_nothing(const RemoteView& target, const TransferOptions& options,
                                   Purpose purpose);
-  // Says whether a handle lets bytes move this way.
+  // Errors: kUnsupported, kAccessDenied: the handle does not let bytes move this way.
   static Status may_move(Direction direction, const HandleInfo& handle);
   // Starts a transfer whose runs `fill(slot)` cuts.
   template <typename Fill>
@@ -236,13 +240,15 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Posts, retires or sends; gives false when it must go on waiting.
   bool try_again(CreditWaiter& waiter);
   void look_for_credits();
-  void end_waiting(const Status& why);
+  // Gives whether a thread is within a transfer of its own.
+  bool end_waiting(const Status& why);
 
   // Any thread.
   Status fill(OperationSlot& slot, std::span<const TransferItem> items);
   Status fill(OperationSlot& slot, const RunCutter& cutter);
   static Status check_targets_disjoint(const OperationSlot& slot);
   static Status check_not_into_itself(const OperationSlot& slot);
+  void count_failure(const Status& status);
   // Gives where what moves to and from a peer is counted.
   std::shared_ptr<PeerTraffic> traffic_of(const PeerInfo& peer, const char* transport);
   void trace(const OperationSlot& slot, const Status& status, std::int64_t done_ns);

@@ -648,6 +648,22 @@ bool steps_outwards(const TensorView& view) {
 
 }  // namespace
 
+std::optional<Run> one_run(const TensorView& local, std::byte* local_data,
+                           const TensorView& remote) {
+  if (local.axes.size() != remote.axes.size() || local.dtype != remote.dtype) return std::nullopt;
+  std::int64_t nbytes = dtype_nbytes(local.dtype);
+  for (std::size_t i = local.axes.size(); i-- > 0;) {
+    const Axis& here = local.axes[i];
+    const Axis& there = remote.axes[i];
+    if (here.size != there.size || here.size == 0 || here.list || there.list) return std::nullopt;
+    if (here.size == 1) continue;  // Whatever its stride, nobody walks it.
+    if (here.stride != nbytes || there.stride != nbytes) return std::nullopt;
+    nbytes *= here.size;
+  }
+  return Run{local_data + local.offset, static_cast<std::uint64_t>(remote.offset),
+             static_cast<std::uint64_t>(nbytes)};
+}
+
 std::uint64_t cut_runs(const TensorView& local, std::byte* local_data, const TensorView& remote,
                        std::vector<Run>& runs, std::uint64_t most_pieces) {
   if (local.numel() == 0) return 0;

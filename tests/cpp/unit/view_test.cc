@@ -663,6 +663,13 @@ void expect_exact_runs(const TensorView& local, const TensorView& remote, const 
     EXPECT_EQ(none.size(), runs.size()) << what;
   }
 
+  if (const std::optional<Run> one = one_run(local, memory, remote)) {
+    ASSERT_EQ(runs.size(), 1u) << what;
+    EXPECT_EQ(one->local, runs[0].local) << what;
+    EXPECT_EQ(one->remote, runs[0].remote) << what;
+    EXPECT_EQ(one->nbytes, runs[0].nbytes) << what;
+  }
+
   std::vector<ElementPair> got;
   for (const Run& run : runs) {
     ASSERT_GT(run.nbytes, 0u) << what;
@@ -684,6 +691,49 @@ void expect_exact_runs(const TensorView& local, const TensorView& remote, const 
     ASSERT_FALSE(runs[i - 1].local + runs[i - 1].nbytes == runs[i].local &&
                  runs[i - 1].remote + runs[i - 1].nbytes == runs[i].remote)
         << what << ": runs " << i - 1 << " and " << i << " continue each other on both sides";
+  }
+}
+
+TEST(OneRun, IsGivenForTwoContiguousViewsThatFitAndForNoOthers) {
+  std::byte memory[4096];
+  const auto runs_as_one = [&](const TensorView& local, const TensorView& remote) {
+    return one_run(local, memory, remote).has_value();
+  };
+  TensorView here = contiguous(DType::kFloat32, {4, 5});
+  TensorView there = here;
+  here.offset = 16;
+  there.offset = 32;
+  const auto run = one_run(here, memory, there);
+  ASSERT_TRUE(run.has_value());
+  EXPECT_EQ(run->local, memory + 16);
+  EXPECT_EQ(run->remote, 32u);
+  EXPECT_EQ(run->nbytes, 80u);
+
+  // Nobody walks an axis of one position, whatever its stride.
+  TensorView single = contiguous(DType::kFloat32, {4, 1, 5});
+  single.axes[1].stride = 12345;
+  EXPECT_TRUE(runs_as_one(single, contiguous(DType::kFloat32, {4, 1, 5})));
+  EXPECT_TRUE(runs_as_one(contiguous(DType::kFloat32, {}), contiguous(DType::kFloat32, {})));
+
+  EXPECT_FALSE(runs_as_one(here, contiguous(DType::kInt32, {4, 5})));
+  EXPECT_FALSE(runs_as_one(here, contiguous(DType::kFloat32, {5, 4})));
+  EXPECT_FALSE(runs_as_one(here, contiguous(DType::kFloat32, {20})));
+  EXPECT_FALSE(runs_as_one(contiguous(DType::kFloat32, {4, 0}), contiguous(DType::kFloat32, {4, 0})));
+  for (const std::size_t axis : {std::size_t{0}, std::size_t{1}}) {
+    TensorView strided = there;
+    strided.axes[axis].stride *= 2;
+    EXPECT_FALSE(runs_as_one(here, strided));
+    EXPECT_FALSE(runs_as_one(strided, here));
+    TensorView backwards = there;
+    backwards.axes[axis].stride *= -1;
+    EXPECT_FALSE(runs_as_one(here, backwards));
+    EXPECT_FALSE(runs_as_one(backwards, here));
+    TensorView listed = there;
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < listed.axes[axis].size; ++i) ids.push_back(i);
+    listed.axes[axis].list = list_of(ids);
+    EXPECT_FALSE(runs_as_one(here, listed));
+    EXPECT_FALSE(runs_as_one(listed, here));
   }
 }
 

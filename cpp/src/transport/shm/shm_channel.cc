@@ -96,6 +96,33 @@ void ShmChannel::post(Operation& operation) {
   finish(operation);
 }
 
+std::optional<Status> ShmChannel::do_now(const SmallOperation& operation) {
+  auto& memory = static_cast<PeerMemory&>(*operation.remote);
+  if (memory.data() == nullptr || operation.run.nbytes > host_.tuning.inline_bytes) return std::nullopt;
+  if (operation.tag == nullptr) return copy_small(operation, memory);
+  if (!take_credit(operation.tag->size()).is_ok()) return std::nullopt;
+  Status copied = copy_small(operation, memory);
+  write_tag(*operation.tag, copied.code());
+  return copied;
+}
+
+Status ShmChannel::copy_small(const SmallOperation& operation, PeerMemory& memory) {
+  const BusyGuard busy(outbox_.page(), BusyMark::make(operation.fence.slot, this_thread_number(),
+                                                      can_restart()));
+  // All looks after the mark, as in run_chunk().
+  if (shared_.is_lost.load(std::memory_order_seq_cst)) return lost();
+  const Run& run = operation.run;
+  std::byte* const remote = memory.data() + run.remote;
+  const bool is_put = operation.direction == Direction::kPut;
+  const bool streaming = run.nbytes >= host_.tuning.streaming_bytes;
+  if (!gated_copy(is_put ? remote : run.local, is_put ? run.local : remote, run.nbytes, streaming,
+                  gate_of(operation.fence))) {
+    return why_shut();
+  }
+  if (streaming) copy_fence();
+  return Status::ok();
+}
+
 void ShmChannel::cut_chunks(Operation& operation) const {
   operation.chunks.clear();
   const std::uint64_t limit = host_.tuning.chunk_bytes;
@@ -172,8 +199,7 @@ Status ShmChannel::copy_chunk(const Operation& operation, const Chunk& chunk) {
   const bool is_put = operation.direction == Direction::kPut;
   const bool streaming = operation.nbytes >= host_.tuning.streaming_bytes;
   auto& memory = static_cast<PeerMemory&>(*operation.segments[chunk.segment].remote);
-  const CopyGate gate{side_.fences.word(operation.fence.slot), operation.fence.epoch,
-                      &outbox_.page().reader.is_cut};
+  const CopyGate gate = gate_of(operation.fence);
   std::byte* const base = memory.data();
   // On the stack: a copy thread without memory must not end the process.
   std::array<OtherProcessMemory::Piece, 64> pieces;
@@ -269,16 +295,18 @@ void ShmChannel::wait_for_credit(std::size_t tag_bytes, std::int64_t timeout_ns)
   reader.credit_sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void ShmChannel::send_tag(const Tag& tag, Code code) {
+void ShmChannel::send_tag(const Tag& tag, Code code) { write_tag(tag.view(), code); }
+
+void ShmChannel::write_tag(std::string_view tag, Code code) {
   if (shared_.is_lost.load(std::memory_order_acquire)) return;
   RecordHeader header{};
-  header.tag_bytes = tag.nbytes;
+  header.tag_bytes = static_cast<std::uint8_t>(tag.size());
   header.code = static_cast<std::uint8_t>(code);
   {
     std::lock_guard lock(shared_.send_mutex);
     outbox_.write(shared_.tail, &header, sizeof header);
-    outbox_.write(shared_.tail + sizeof header, tag.bytes, tag.nbytes);
-    shared_.tail += record_bytes(tag.nbytes);
+    outbox_.write(shared_.tail + sizeof header, tag.data(), tag.size());
+    shared_.tail += record_bytes(tag.size());
     outbox_.page().writer.tail.store(shared_.tail, std::memory_order_release);
     const std::uint64_t head = outbox_.page().reader.head.load(std::memory_order_acquire);
     if (shared_.tail - head > outbox_.ring_bytes() / 2) kick_if_stuck(head);
@@ -287,8 +315,7 @@ void ShmChannel::send_tag(const Tag& tag, Code code) {
 }
 
 Status ShmChannel::look_at_grant(FenceTicket grant) {
-  const CopyGate gate{side_.fences.word(grant.slot), grant.epoch, &outbox_.page().reader.is_cut};
-  return is_open(gate) ? Status::ok() : why_shut();
+  return is_open(gate_of(grant)) ? Status::ok() : why_shut();
 }
 
 // Nobody at the peer may be waiting or polling: its own thread then empties the ring into the

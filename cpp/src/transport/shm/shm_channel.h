@@ -6,6 +6,7 @@
 
 #include "base/doorbell.h"
 #include "base/fence_board.h"
+#include "base/gated_copy.h"
 #include "base/process.h"
 #include "kvzc/transport.h"
 #include "transport/shm/copy_pool.h"
@@ -29,6 +30,7 @@ class ShmChannel final : public Channel {
              const ChannelPeer& peer);
 
   void post(Operation& operation) override;
+  std::optional<Status> do_now(const SmallOperation& operation) override;
   void help(Operation& operation, std::int64_t deadline_ns) override;
   void abort(Operation& operation) override;
   Status take_credit(std::size_t tag_bytes) override;
@@ -77,6 +79,11 @@ class ShmChannel final : public Channel {
   // Says why the gate of `operation` is shut.
   Status why_shut();
   void finish(Operation& operation);
+  CopyGate gate_of(FenceTicket grant) const {
+    return {side_.fences.word(grant.slot), grant.epoch, &outbox_.page().reader.is_cut};
+  }
+  Status copy_small(const SmallOperation& operation, PeerMemory& memory);
+  void write_tag(std::string_view tag, Code code);
   void kick_if_stuck(std::uint64_t head);
 
   // Looks at the thread of the peer's that set `mark`.

@@ -1,0 +1,153 @@
+// What the walk of a put may cost, counted and not timed: memory, locks, looks at the clock.
+//
+// The linker puts the counters below between the library and what it calls (CMakeLists.txt). They
+// count for the thread that counts, so that the engine's own threads do not disturb.
+#include <pthread.h>
+#include <time.h>
+
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "base/clock.h"
+#include "gtest/gtest.h"
+#include "kvzc/engine.h"
+
+namespace {
+
+struct Counts {
+  int allocations = 0;
+  int locks = 0;
+  int clock_looks = 0;
+};
+thread_local Counts counts;
+
+}  // namespace
+
+extern "C" {
+int __real_pthread_mutex_lock(pthread_mutex_t* mutex);
+int __wrap_pthread_mutex_lock(pthread_mutex_t* mutex) {
+  ++counts.locks;
+  return __real_pthread_mutex_lock(mutex);
+}
+int __real_clock_gettime(clockid_t clock, timespec* now);
+int __wrap_clock_gettime(clockid_t clock, timespec* now) {
+  ++counts.clock_looks;
+  return __real_clock_gettime(clock, now);
+}
+}
+
+void* operator new(std::size_t nbytes) {
+  ++counts.allocations;
+  if (void* const memory = std::malloc(nbytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace kvzc {
+namespace {
+
+constexpr std::int64_t kBytes = 4 << 20;
+constexpr int kTimes = 64;
+const Slice kEightBytes{0, 8, std::nullopt};
+
+// Two engines of this process, joined; the memory between them is mapped.
+class BudgetTest : public testing::Test {
+ protected:
+  static std::shared_ptr<Engine> make_engine(std::shared_ptr<SharedAllocator> allocator) {
+    EngineOptions options;
+    options.transports = {"shm"};
+    options.allocator = std::move(allocator);
+    return Engine::create(std::move(options)).take();
+  }
+
+  static TensorSpec spec_of(std::byte* data) {
+    TensorSpec spec;
+    spec.shape = {kBytes};
+    spec.strides_bytes = {1};
+    spec.data = spec.storage_data = data;
+    spec.storage_nbytes = kBytes;
+    return spec;
+  }
+
+  BudgetTest() {
+    const TensorSpec shared = spec_of(memory_->data());
+    region_ = owner_->register_memory({&shared, 1}).take();
+    target_ = RemoteView::from_bytes(encode_handle(region_.handle().take()).take()).take();
+    from_ = writer_->find_or_borrow(spec_of(source_.data())).take();
+    const Transfer connected = writer_->connect(target_).take();
+    EXPECT_TRUE(connected.wait(INT64_MAX).is_ok());
+  }
+
+  // Counts what this thread does in `kTimes` rounds of put + wait, after as many that make lists grow.
+  Counts count_puts(const Slice& slice, const TransferOptions& options) {
+    const Index part = slice;
+    LocalView from = from_;
+    from.view = index_view(from_.view, {&part, 1}).take();
+    const RemoteView to = target_.index({&part, 1}).take();
+    const TransferItem item{&from, &to};
+    Counts used;
+    for (int pass = 0; pass < 2; ++pass) {
+      counts = {};
+      for (int i = 0; i < kTimes; ++i) {
+        const Transfer transfer = writer_->try_put({&item, 1}, options).take();
+        EXPECT_TRUE(transfer.wait(INT64_MAX).is_ok());
+        EXPECT_TRUE(transfer.status().is_ok());
+      }
+      used = counts;
+      owner_->poll_arrivals(1000);
+    }
+    return used;
+  }
+
+  std::shared_ptr<SharedAllocator> allocator_ = std::make_shared<SharedAllocator>();
+  std::shared_ptr<SharedAllocation> memory_ = allocator_->allocate(kBytes).take();
+  std::vector<std::byte> source_ = std::vector<std::byte>(kBytes);
+  std::shared_ptr<Engine> owner_ = make_engine(allocator_);
+  std::shared_ptr<Engine> writer_ = make_engine(nullptr);
+  Region region_;
+  RemoteView target_;
+  LocalView from_;
+};
+
+TEST_F(BudgetTest, TheCountersCount) {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  counts = {};
+  ::operator delete(::operator new(1));
+  pthread_mutex_lock(&mutex);
+  pthread_mutex_unlock(&mutex);
+  (void)now_ns();
+  const Counts own = counts;
+  (void)owner_->stats();
+  const Counts library = counts;
+  EXPECT_EQ(own.allocations, 1);
+  EXPECT_EQ(own.locks, 1);
+  EXPECT_EQ(own.clock_looks, 1);
+  EXPECT_GT(library.locks, own.locks) << "the library's locks are not counted";
+}
+
+TEST_F(BudgetTest, ASmallPutTakesNoMemoryNoLockAndOneLookAtTheClock) {
+  const Counts used = count_puts(kEightBytes, {});
+  EXPECT_EQ(used.allocations, 0);
+  EXPECT_EQ(used.locks, 0);
+  // Every sixteenth is timed, and looks twice.
+  EXPECT_LE(used.clock_looks, kTimes + kTimes / 16);
+}
+
+TEST_F(BudgetTest, ATagTakesTwoShortLocks) {
+  TransferOptions options;
+  options.notify = "ready";
+  const Counts used = count_puts(kEightBytes, options);
+  EXPECT_EQ(used.allocations, 0);
+  EXPECT_LE(used.locks, 2 * kTimes);
+  EXPECT_LE(used.clock_looks, kTimes + kTimes / 16);
+}
+
+TEST_F(BudgetTest, APutOfManyRunsTakesNoMemoryOnceTheListsHaveGrown) {
+  const Counts used = count_puts(Slice{0, 1000, 2}, {});
+  EXPECT_EQ(used.allocations, 0);
+}
+
+}  // namespace
+}  // namespace kvzc
