@@ -512,7 +512,7 @@ void bind_engine(py::module_& module) {
              if (transports && transports->empty()) {
                throw py::value_error("transports=[] leaves none; omit it for all there are");
              }
-             (void)deadline_of(default_timeout, 0);  // Refuses what is no time-out.
+             check_timeout(default_timeout);
              if (!(arrival_ttl > 0) || !(connect_timeout > 0)) {
                throw py::value_error("arrival_ttl and connect_timeout are seconds, more than 0");
              }

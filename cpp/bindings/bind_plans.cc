@@ -28,8 +28,9 @@ std::unique_ptr<PyPlan> make_plan(const std::shared_ptr<PyEngine>& owner, const 
   }
   const py::object& local = is_source_remote ? target : source;
   const py::object& remote = is_source_remote ? source : target;
+  std::optional<LocalView> made;
   LocalView here =
-      local_of(*owner->engine, is_source_remote ? Direction::kGet : Direction::kPut, local);
+      local_of(*owner->engine, is_source_remote ? Direction::kGet : Direction::kPut, local, made);
   RemoteView there = remote.cast<const RemoteView&>();
   Result<std::shared_ptr<const Plan>> plan = [&] {
     const GilRelease release;  // Large groups take a while.

@@ -44,10 +44,11 @@ const RemoteView& remote_of(Direction direction, py::handle remote) {
 constexpr const char* kNotAccepted =
     "the transfer was not accepted in time, nothing was posted: ";
 
-CompletionQueue::Place reserve(CompletionQueue& queue, bool may_wait, std::int64_t deadline_ns) {
+template <typename Deadline>
+CompletionQueue::Place reserve(CompletionQueue& queue, bool may_wait, const Deadline& deadline) {
   Result<CompletionQueue::Place> place = queue.reserve();
   if (place.status().code() == Code::kWouldBlock && may_wait) {
-    const Status waited = wait_in_slices(deadline_ns, [&](std::int64_t slice_ns) {
+    const Status waited = wait_in_slices(deadline(), [&](std::int64_t slice_ns) {
       queue.wait_for_room(slice_ns);
       place = queue.reserve();
       return place.status();
@@ -72,11 +73,13 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
     const py::str text(arguments.label);
     options.label = label = text.attr("encode")("utf-8", "backslashreplace").cast<std::string>();
   }
-  const std::int64_t deadline =
-      std::min(deadline_of(arguments.accept_timeout, owner->default_timeout), options.deadline_ns);
+  check_timeout(arguments.accept_timeout);
+  const auto accept_deadline = [&] {
+    return std::min(deadline_of(arguments.accept_timeout, owner->default_timeout), options.deadline_ns);
+  };
   const bool may_wait = arguments.accept_timeout.value_or(1) > 0;
   CompletionQueue::Place place;
-  if (arguments.queue != nullptr) place = reserve(*arguments.queue, may_wait, deadline);
+  if (arguments.queue != nullptr) place = reserve(*arguments.queue, may_wait, accept_deadline);
   Result<Transfer> transfer = [&] {
     if (is_quick) {
       const HoldBack objects;
@@ -86,7 +89,7 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
     return attempt(options);
   }();
   if (transfer.status().code() == Code::kWouldBlock && may_wait) {
-    const Status waited = wait_in_slices(deadline, [&](std::int64_t slice_ns) {
+    const Status waited = wait_in_slices(accept_deadline(), [&](std::int64_t slice_ns) {
       wait_for_room(options, slice_ns);
       transfer = attempt(options);
       return transfer.is_ok() ? Status::ok() : transfer.status();
@@ -131,9 +134,12 @@ PyTransferPointer start_notify(const std::shared_ptr<PyEngine>& owner, const Tar
 
 }  // namespace
 
-LocalView local_of(Engine& engine, Direction direction, py::handle local) {
+const LocalView& local_of(Engine& engine, Direction direction, py::handle local,
+                          std::optional<LocalView>& made) {
   if (py::isinstance<PyLocalView>(local)) return local.cast<const PyLocalView&>();
-  if (py::isinstance<PyRegion>(local)) return take(local.cast<PyRegion&>().region.view());
+  if (py::isinstance<PyRegion>(local)) {
+    return made.emplace(take(local.cast<PyRegion&>().region.view()));
+  }
   if (py::isinstance<RemoteView>(local)) {
     throw py::type_error(
         direction == Direction::kPut
@@ -147,14 +153,15 @@ LocalView local_of(Engine& engine, Direction direction, py::handle local) {
     raise(Status(Code::kInvalidArgument, std::string("the target of the get ") +
                                              described.read_only + "; use a writable one"));
   }
-  return take(engine.find_or_borrow(described.spec));
+  return made.emplace(take(engine.find_or_borrow(described.spec)));
 }
 
 PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
                            py::handle local, py::handle remote,
                            const TransferArguments& arguments) {
   release_waiting_objects();
-  const LocalView view = local_of(*owner->engine, direction, local);
+  std::optional<LocalView> made;
+  const LocalView& view = local_of(*owner->engine, direction, local, made);
   const TransferItem item{&view, &remote_of(direction, remote)};
   return start(owner, direction, {&item, 1}, arguments);
 }
@@ -171,7 +178,9 @@ PyTransferPointer transfer_many(const std::shared_ptr<PyEngine>& owner, Directio
                                : "get_many() takes pairs (target, source)");
     }
     const auto both = py::reinterpret_borrow<py::sequence>(pair);
-    locals.push_back(local_of(*owner->engine, direction, both[0]));
+    std::optional<LocalView> made;
+    const LocalView& view = local_of(*owner->engine, direction, both[0], made);
+    locals.push_back(made ? *std::move(made) : view);
     remotes.push_back(both[1]);
   }
   std::vector<TransferItem> items;
@@ -301,9 +310,10 @@ void bind_transfers(py::module_& module) {
       .def(
           "wait",
           [](const PyTransfer& self, const std::optional<double>& timeout) {
-            const std::int64_t deadline = deadline_of(timeout, self.owner->default_timeout);
+            check_timeout(timeout);
             if (!self.transfer.has_ended()) {
-              wait_transfers({&self.transfer, 1}, WaitFor::kAll, deadline);
+              wait_transfers({&self.transfer, 1}, WaitFor::kAll,
+                             deadline_of(timeout, self.owner->default_timeout));
               release_waiting_objects();
             }
             check(self.transfer.status());

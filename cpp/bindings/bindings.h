@@ -138,6 +138,9 @@ IndexList parse_ids(py::handle object);
 
 // Gives the absolute deadline of a time-out in seconds; none is the default, infinity is never.
 // Raises ValueError for NaN or negative numbers.
+// Raises ValueError for what is no time-out. For where no clock is needed: a look at it takes as long
+// as a small put.
+void check_timeout(std::optional<double> timeout);
 std::int64_t deadline_of(std::optional<double> timeout, double default_seconds);
 // Seconds from now until a transfer is cancelled, as an absolute time; none is never.
 std::int64_t cancel_deadline_of(std::optional<double> deadline);
@@ -230,8 +233,9 @@ using Queue = std::optional<CompletionQueue*>;
 using Pairs = py::typing::Iterable<py::typing::Tuple<py::object, py::object>>;
 using PyTransferPointer = std::unique_ptr<PyTransfer>;
 
-// What a put reads, or a get writes. Raises TypeError.
-LocalView local_of(Engine& engine, Direction direction, py::handle local);
+// What a put reads, or a get writes: the view itself, or one that is made for it. Raises TypeError.
+const LocalView& local_of(Engine& engine, Direction direction, py::handle local,
+                          std::optional<LocalView>& made);
 PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
                            py::handle local, py::handle remote, const TransferArguments& arguments);
 // Pairs of (source, target): local and remote for a put, remote and local for a get.

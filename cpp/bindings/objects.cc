@@ -16,6 +16,7 @@ namespace {
 
 // Objects whose last holder let go without the GIL.
 struct WaitingObjects {
+  std::atomic<bool> has_some{false};  // So that a look costs no lock.
   std::mutex mutex;
   std::vector<PyObject*> objects;
 };
@@ -53,6 +54,7 @@ void let_go(void* object) {
   {
     std::lock_guard lock(waiting().mutex);
     waiting().objects.push_back(self);
+    waiting().has_some.store(true, std::memory_order_release);
   }
   // The main thread does it soon. A full list of such calls is no loss: the next call of kvzc, or
   // the next object, does it too.
@@ -120,19 +122,25 @@ HoldBack::~HoldBack() {
 }
 
 void release_waiting_objects() {
+  if (!waiting().has_some.load(std::memory_order_acquire)) return;
   std::vector<PyObject*> objects;
   {
     std::lock_guard lock(waiting().mutex);
     objects.swap(waiting().objects);
+    waiting().has_some.store(false, std::memory_order_release);
   }
   for (PyObject* object : objects) Py_DECREF(object);
 }
 
-std::int64_t deadline_of(std::optional<double> timeout, double default_seconds) {
-  const double seconds = timeout.value_or(default_seconds);
-  if (std::isnan(seconds) || seconds < 0) {
+void check_timeout(std::optional<double> timeout) {
+  if (timeout && (std::isnan(*timeout) || *timeout < 0)) {
     throw py::value_error("a timeout is a number of seconds, 0 or more; math.inf waits for ever");
   }
+}
+
+std::int64_t deadline_of(std::optional<double> timeout, double default_seconds) {
+  const double seconds = timeout.value_or(default_seconds);
+  check_timeout(seconds);
   if (seconds > 3.0e9) return INT64_MAX;
   return clock_ns() + static_cast<std::int64_t>(seconds * 1e9);
 }

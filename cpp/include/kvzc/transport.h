@@ -285,6 +285,8 @@ class Channel {
   // Does a small operation at once, with its tag, and says how it ended; or gives nothing, having done
   // nothing, where that would take long or must wait: then it is to be posted.
   virtual std::optional<Status> do_now(const SmallOperation&) { return std::nullopt; }
+  // Says whether do_now() ever does anything.
+  virtual bool is_prompt() const { return false; }
   // Does a share of the operation's work on this thread; returns when nothing is left to begin, or
   // soon after the deadline.
   virtual void help(Operation& operation, std::int64_t deadline_ns) = 0;

@@ -779,6 +779,17 @@ Status EngineCore::fill(OperationSlot& slot, std::span<const TransferItem> items
   return check_targets_disjoint(slot);
 }
 
+Status EngineCore::fill(OperationSlot& slot, const TransferItem& item, const Run& run) {
+  const LocalStorage& storage = *item.local->memory->storages[item.local->view.tensors[0].storage];
+  slot.runs.push_back(run);
+  slot.segments.push_back({0, 1, nullptr, storage.piece()});
+  slot.segment_storage.push_back(item.remote->view.tensors[0].storage);
+  slot.nbytes = run.nbytes;
+  slot.run_count = 1;
+  slot.pins.push_back(item.local->memory);
+  return Status::ok();
+}
+
 Status EngineCore::fill(OperationSlot& slot, const RunCutter& cutter) {
   RunList runs(slot);
   if (Status cut = cutter.cut(runs); !cut.is_ok()) return cut;
@@ -1029,8 +1040,18 @@ Status EngineCore::may_move(Direction direction, const HandleInfo& handle) {
 
 Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const TransferItem> items,
                                         const TransferOptions& options, Purpose purpose) {
-  if (items.size() == 1) {
-    if (std::optional<Transfer> ended = try_now(direction, items[0], options)) return *std::move(ended);
+  // Most are one contiguous run: cut at once, since then there is nothing to check between the views.
+  std::optional<Run> run;
+  if (items.size() == 1 && items[0].local->view.tensors.size() == 1 &&
+      items[0].remote->view.tensors.size() == 1) {
+    const TensorView& local = items[0].local->view.tensors[0];
+    run = one_run(local, items[0].local->memory->storages[local.storage]->data,
+                  items[0].remote->view.tensors[0]);
+  }
+  if (run) {
+    if (std::optional<Transfer> ended = try_now(direction, items[0], *run, options)) {
+      return *std::move(ended);
+    }
   }
   Status status = usable();
   if (!status.is_ok()) return status;
@@ -1045,8 +1066,9 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Tra
                     "together as a group, or start one transfer per handle");
     }
   }
-  return submit(direction, *items[0].remote, options, purpose,
-                [&](OperationSlot& slot) { return fill(slot, items); });
+  return submit(direction, *items[0].remote, options, purpose, [&](OperationSlot& slot) {
+    return run ? fill(slot, items[0], *run) : fill(slot, items);
+  });
 }
 
 Result<Transfer> EngineCore::try_run(Direction direction, const RunCutter& cutter,
@@ -1059,43 +1081,40 @@ Result<Transfer> EngineCore::try_run(Direction direction, const RunCutter& cutte
 }
 
 std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferItem& item,
-                                            const TransferOptions& options) {
-  const View& local = item.local->view;
-  const View& remote = item.remote->view;
-  if (local.tensors.size() != 1 || remote.tensors.size() != 1 || trace_) return std::nullopt;
+                                            const Run& run, const TransferOptions& options) {
+  if (trace_) return std::nullopt;
   if (fork_guard_.is_forked_child() || !is_granted(direction, item.remote->handle->info)) {
     return std::nullopt;
   }
   if (options.notify && options.notify->size() > kMaxTagBytes) return std::nullopt;
-  const LocalStorage& storage = *item.local->memory->storages[local.tensors[0].storage];
-  const std::optional<Run> run = one_run(local.tensors[0], storage.data, remote.tensors[0]);
-  if (!run) return std::nullopt;
-
   const Binding::Visit visit(binding_for(*item.remote));
   const Binding::Resolved* const resolved = visit.resolved();
-  if (resolved == nullptr || resolved->endpoint->is_lost()) return std::nullopt;
+  if (resolved == nullptr || !resolved->channel->is_prompt() || resolved->endpoint->is_lost()) {
+    return std::nullopt;
+  }
   // After the visit is announced: close() looks in the other order.
   if (is_closed_.load(std::memory_order_seq_cst)) return std::nullopt;
-  RemoteMemory& memory = *resolved->memories[remote.tensors[0].storage];
-  if (runs_into_itself(*run, storage.piece(), memory)) return std::nullopt;
+  const LocalStorage& storage = *item.local->memory->storages[item.local->view.tensors[0].storage];
+  RemoteMemory& memory = *resolved->memories[item.remote->view.tensors[0].storage];
+  if (runs_into_itself(run, storage.piece(), memory)) return std::nullopt;
 
   Traffic& traffic = resolved->traffic->in(direction);
-  const bool is_timed = run->nbytes > kUntimedBytes || traffic.is_to_be_timed();
+  const bool is_timed = run.nbytes > kUntimedBytes || traffic.is_to_be_timed();
   Transfer::Ended ended;
   ended.submitted_ns = now_ns();
   if (options.deadline_ns <= ended.submitted_ns) return std::nullopt;
   std::optional<Status> status = resolved->channel->do_now(
-      {direction, &memory, *run, resolved->fence, options.notify ? &*options.notify : nullptr});
+      {direction, &memory, run, resolved->fence, options.notify ? &*options.notify : nullptr});
   if (!status) return std::nullopt;
   ended.done_ns = is_timed ? now_ns() : ended.submitted_ns;
   if (status->is_ok()) {
-    traffic.count_small(run->nbytes, is_timed ? ended.done_ns - ended.submitted_ns : -1);
+    traffic.count_small(run.nbytes, is_timed ? ended.done_ns - ended.submitted_ns : -1);
   } else {
     traffic.count_failed();
     count_failure(*status);
   }
   ended.number = next_number();
-  ended.nbytes = run->nbytes;
+  ended.nbytes = run.nbytes;
   ended.transport = resolved->transport;
   ended.status = *std::move(status);
   return Transfer(std::move(ended));

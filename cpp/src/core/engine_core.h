@@ -195,9 +195,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // one has taken its place.
   Status after_loss(const HandleInfo& handle, Status why) const;
 
-  // Does one that is small, contiguous and goes to a peer that is reached, on this thread and without
-  // a slot. Nothing: it takes the long way.
-  std::optional<Transfer> try_now(Direction direction, const TransferItem& item,
+  // Does one that is small and goes to a peer that is reached, on this thread and without a slot.
+  // Nothing: it takes the long way. Requires: `run` is all of the item.
+  std::optional<Transfer> try_now(Direction direction, const TransferItem& item, const Run& run,
                                   const TransferOptions& options);
   Result<Transfer> submit_nothing(const RemoteView& target, const TransferOptions& options,
                                   Purpose purpose);
@@ -245,6 +245,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // Any thread.
   Status fill(OperationSlot& slot, std::span<const TransferItem> items);
+  static Status fill(OperationSlot& slot, const TransferItem& item, const Run& run);
   Status fill(OperationSlot& slot, const RunCutter& cutter);
   static Status check_targets_disjoint(const OperationSlot& slot);
   static Status check_not_into_itself(const OperationSlot& slot);

@@ -31,6 +31,7 @@ class ShmChannel final : public Channel {
 
   void post(Operation& operation) override;
   std::optional<Status> do_now(const SmallOperation& operation) override;
+  bool is_prompt() const override { return true; }
   void help(Operation& operation, std::int64_t deadline_ns) override;
   void abort(Operation& operation) override;
   Status take_credit(std::size_t tag_bytes) override;
