@@ -1,6 +1,7 @@
 #include "cpp/harness.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/copy.h"
@@ -25,6 +27,10 @@ namespace kvzc::bench {
 void die(const std::string& why) {
   std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, why.c_str());
   std::exit(1);
+}
+
+void check(const Status& status) {
+  if (!status.is_ok()) die(status.to_string());
 }
 
 void write_all(int fd, const void* data, std::size_t nbytes) {
@@ -46,51 +52,22 @@ bool read_all(int fd, void* data, std::size_t nbytes) {
   return true;
 }
 
+void write_text(int fd, const std::string& text) {
+  write_value(fd, text.size());
+  write_all(fd, text.data(), text.size());
+}
+
+std::string read_text(int fd) {
+  std::string text(read_value<std::size_t>(fd), '\0');
+  if (!read_all(fd, text.data(), text.size())) die("the other process is gone");
+  return text;
+}
+
 std::string size_text(std::uint64_t nbytes) {
   if (nbytes >= 1u << 20) return std::to_string(nbytes >> 20) + " MiB";
   if (nbytes >= 1u << 10) return std::to_string(nbytes >> 10) + " KiB";
   return std::to_string(nbytes) + " B";
 }
-
-namespace {
-
-// The owner: shares its memory, then checks it as often as it is asked to.
-[[noreturn]] void own(int socket, std::uint64_t nbytes) {
-  {
-    const std::shared_ptr<Engine> engine = take(Engine::create({}));
-    const std::shared_ptr<SharedAllocation> memory = take(engine->allocator().allocate(nbytes));
-    TensorSpec spec;
-    spec.shape = {static_cast<std::int64_t>(nbytes)};
-    spec.strides_bytes = {1};
-    spec.data = spec.storage_data = memory->data();
-    spec.storage_nbytes = nbytes;
-    spec.keep_alive = memory;
-    Region region = take(engine->register_memory({&spec, 1}));
-    const std::string text = handle_to_text(take(encode_handle(take(region.handle()))));
-    const std::uint64_t length = text.size();
-    write_all(socket, &length, sizeof length);
-    write_all(socket, text.data(), length);
-    std::uint64_t request[3];
-    while (read_all(socket, request, sizeof request)) {
-      const auto [seed, source_nbytes, count] = request;
-      std::vector<TwoProcesses::Piece> pieces(count);
-      if (!read_all(socket, pieces.data(), count * sizeof(TwoProcesses::Piece))) break;
-      std::vector<std::byte> source(source_nbytes);
-      fill_random_bytes(source.data(), source_nbytes, seed);
-      char is_right = 1;
-      for (const auto& piece : pieces) {
-        if (std::memcmp(memory->data() + piece.target, source.data() + piece.source,
-                        piece.nbytes) != 0) {
-          is_right = 0;
-        }
-      }
-      write_all(socket, &is_right, 1);
-    }
-  }
-  std::exit(0);
-}
-
-}  // namespace
 
 std::int64_t clock_ns() { return now_ns(); }
 
@@ -104,43 +81,167 @@ void fill_random_bytes(std::byte* data, std::uint64_t nbytes, std::uint64_t seed
 
 // --- Two processes ---
 
-TwoProcesses::TwoProcesses(std::uint64_t nbytes) {
-  int pair[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) die("socketpair");
-  std::fflush(nullptr);
-  child_ = fork();  // Before this process has an engine.
-  if (child_ == 0) {
-    close(pair[0]);
-    own(pair[1], nbytes);
+// Keeps this thread, and those that it makes, on one core.
+class OtherProcess::Pin {
+ public:
+  explicit Pin(int nth) {
+    sched_getaffinity(0, sizeof before_, &before_);
+    int core = 0;
+    for (; !CPU_ISSET(core, &before_) || nth-- > 0; ++core) {
+    }
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(core, &only);
+    sched_setaffinity(0, sizeof only, &only);
   }
-  close(pair[1]);
-  socket_ = pair[0];
-  std::uint64_t length = 0;
-  if (!read_all(socket_, &length, sizeof length)) die("the owner did not start");
-  std::string text(length, '\0');
-  if (!read_all(socket_, text.data(), length)) die("the owner did not start");
-  engine_ = take(Engine::create({}));
-  target_ = take(RemoteView::from_text(text));
-  const Transfer connected = take(engine_->connect(target_));
-  if (!connected.wait(now_ns() + 10'000'000'000).is_ok() || !connected.status().is_ok()) {
-    die("cannot connect: " + connected.status().to_string());
-  }
+  ~Pin() { sched_setaffinity(0, sizeof before_, &before_); }
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+ private:
+  cpu_set_t before_;
+};
+
+bool has_two_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) >= 2;
 }
 
-TwoProcesses::~TwoProcesses() {
-  engine_.reset();
+OtherProcess::OtherProcess(Cores cores, const std::function<void(int socket)>& life) {
+  int pair[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) die("socketpair");
+  const bool is_pinned = cores == Cores::kOneEach && has_two_cores();
+  std::fflush(nullptr);
+  child_ = fork();
+  if (child_ == 0) {
+    close(pair[0]);
+    if (is_pinned) pin_ = std::make_unique<Pin>(1);
+    life(pair[1]);
+    std::exit(0);
+  }
+  if (is_pinned) pin_ = std::make_unique<Pin>(0);
+  close(pair[1]);
+  socket_ = pair[0];
+}
+
+OtherProcess::~OtherProcess() {
   close(socket_);
   waitpid(child_, nullptr, 0);
 }
 
+Memory::Memory(Engine& engine, std::uint64_t nbytes, MemoryKind kind) : nbytes_(nbytes) {
+  if (kind == MemoryKind::kShared) {
+    const auto allocation = take(engine.allocator().allocate(nbytes));
+    data_ = allocation->data();
+    keep_alive_ = allocation;
+    return;
+  }
+  // A mapping of its own: nothing else lies in its pages.
+  void* const mapping = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (mapping == MAP_FAILED) die("no memory");
+  data_ = static_cast<std::byte*>(mapping);
+  keep_alive_ = KeepAlive(mapping, [nbytes](void* at) { munmap(at, nbytes); });
+}
+
+TensorSpec Memory::spec_of(std::uint64_t offset, std::uint64_t nbytes) const {
+  TensorSpec spec;
+  spec.shape = {static_cast<std::int64_t>(nbytes)};
+  spec.strides_bytes = {1};
+  spec.data = spec.storage_data = data_ + offset;
+  spec.storage_nbytes = nbytes;
+  spec.keep_alive = keep_alive_;
+  return spec;
+}
+
+Region register_one(Engine& engine, const TensorSpec& spec) {
+  return take(engine.register_memory({&spec, 1}));
+}
+
+std::string text_of(const HandleInfo& handle) {
+  return handle_to_text(take(encode_handle(handle)));
+}
+
+RemoteView open_handle(Engine& engine, const std::string& text) {
+  RemoteView view = take(RemoteView::from_text(text));
+  const Transfer connected = take(engine.connect(view));
+  check(connected.wait(now_ns() + 10'000'000'000));
+  check(connected.status());
+  return view;
+}
+
+void put_and_wait(Engine& engine, const LocalView& source, const RemoteView& target,
+                  const TransferOptions& options) {
+  const TransferItem item{&source, &target};
+  const Transfer transfer = engine.try_put({&item, 1}, options).take();
+  (void)transfer.wait(INT64_MAX);
+}
+
+namespace {
+
+enum class Ask : std::uint64_t { kVerify, kRenew };
+
+struct Request {
+  Ask ask;
+  std::uint64_t seed, source_nbytes, piece_count;
+};
+
+// The owner: shares its memory, then checks or renews it as often as it is asked to.
+void own(int socket, std::uint64_t nbytes, MemoryKind kind) {
+  const std::shared_ptr<Engine> engine = take(Engine::create({}));
+  std::optional<Memory> memory;
+  Region region;
+  const auto share = [&] {
+    memory.emplace(*engine, nbytes, kind);
+    region = register_one(*engine, memory->spec());
+    write_text(socket, text_of(take(region.handle())));
+    write_value(socket, memory->data());
+  };
+  share();
+  for (Request request; read_all(socket, &request, sizeof request);) {
+    if (request.ask == Ask::kRenew) {
+      check(region.close(INT64_MAX));
+      memory.reset();
+      share();
+      continue;
+    }
+    std::vector<TwoProcesses::Piece> pieces(request.piece_count);
+    if (!read_all(socket, pieces.data(), pieces.size() * sizeof(TwoProcesses::Piece))) break;
+    std::vector<std::byte> source(request.source_nbytes);
+    fill_random_bytes(source.data(), source.size(), request.seed);
+    const bool is_right = std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) {
+      return std::memcmp(memory->data() + piece.target, source.data() + piece.source,
+                         piece.nbytes) == 0;
+    });
+    write_value(socket, is_right);
+  }
+}
+
+}  // namespace
+
+TwoProcesses::TwoProcesses(std::uint64_t nbytes, MemoryKind kind, Cores cores)
+    : other_(cores, [=](int socket) { own(socket, nbytes, kind); }),
+      engine_(take(Engine::create({}))) {
+  meet();
+}
+
+void TwoProcesses::meet() {
+  const std::string text = read_text(other_.socket());
+  owner_address_ = read_value<std::uint64_t>(other_.socket());
+  target_ = open_handle(*engine_, text);
+}
+
+void TwoProcesses::renew() {
+  target_ = RemoteView();
+  write_value(other_.socket(), Request{Ask::kRenew, 0, 0, 0});
+  meet();
+}
+
 void TwoProcesses::verify(std::uint64_t seed, std::uint64_t source_nbytes,
                           const std::vector<Piece>& pieces) {
-  const std::uint64_t request[3] = {seed, source_nbytes, pieces.size()};
-  write_all(socket_, request, sizeof request);
-  write_all(socket_, pieces.data(), pieces.size() * sizeof(Piece));
-  char is_right = 0;
-  if (!read_all(socket_, &is_right, 1)) die("the owner is gone");
-  if (is_right == 0) die("the owner's bytes are not those that were put");
+  write_value(other_.socket(), Request{Ask::kVerify, seed, source_nbytes, pieces.size()});
+  write_all(other_.socket(), pieces.data(), pieces.size() * sizeof(Piece));
+  if (!read_value<bool>(other_.socket())) die("the owner's bytes are not those that were put");
 }
 
 // --- The floor ---
@@ -148,6 +249,7 @@ void TwoProcesses::verify(std::uint64_t seed, std::uint64_t source_nbytes,
 struct FloorCopier::State {
   std::vector<std::thread> threads;
   std::vector<std::vector<Copy>> shares;
+  std::function<void(const Copy&)> by;
   bool streaming = false;
   std::mutex mutex;
   std::condition_variable changed;
@@ -155,7 +257,7 @@ struct FloorCopier::State {
   std::atomic<bool> is_over{false};
   alignas(64) std::atomic<std::uint64_t> generation{0};
   alignas(64) std::atomic<std::uint64_t> next{0};
-  alignas(64) std::atomic<std::uint64_t> finished{0};  // Helpers that have left this round.
+  alignas(64) std::atomic<std::uint64_t> done{0};  // Shares of this round that are visible.
   std::atomic<std::uint64_t> spinning{0};
 
   void work() {
@@ -163,10 +265,15 @@ struct FloorCopier::State {
       const std::uint64_t at = next.fetch_add(1, std::memory_order_acq_rel);
       if (at >= shares.size()) break;
       for (const Copy& each : shares[at]) {
-        copy_bytes(each.target, each.source, each.nbytes, streaming);
+        if (by) {
+          by(each);
+        } else {
+          copy_bytes(each.target, each.source, each.nbytes, streaming);
+        }
       }
+      if (streaming) copy_fence();
+      done.fetch_add(1, std::memory_order_acq_rel);
     }
-    if (streaming) copy_fence();
   }
 
   void help() {
@@ -185,14 +292,15 @@ struct FloorCopier::State {
         }
         seen = now;
         work();
-        finished.fetch_add(1, std::memory_order_acq_rel);
       }
       spinning.fetch_sub(1);
     }
   }
 };
 
-FloorCopier::FloorCopier(std::uint32_t threads) : state_(new State) {
+FloorCopier::FloorCopier(std::uint32_t threads, std::function<void(const Copy&)> by)
+    : state_(new State) {
+  state_->by = std::move(by);
   for (std::uint32_t i = 1; i < threads; ++i) {
     state_->threads.emplace_back([state = state_] { state->help(); });
   }
@@ -218,8 +326,11 @@ void FloorCopier::wake() {
 }
 
 void FloorCopier::rest() {
-  std::lock_guard lock(state_->mutex);
-  state_->is_awake.store(false);
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->is_awake.store(false);
+  }
+  while (state_->spinning.load() != 0) cpu_relax();
 }
 
 void FloorCopier::prepare(const std::vector<Copy>& copies, bool streaming,
@@ -239,36 +350,33 @@ void FloorCopier::prepare(const std::vector<Copy>& copies, bool streaming,
       room -= take;
     }
   }
+  // None is to be had before copy() says so.
+  state_->next.store(state_->shares.size());
 }
 
 void FloorCopier::copy() {
   State& state = *state_;
-  state.finished.store(0, std::memory_order_relaxed);
-  state.next.store(0, std::memory_order_relaxed);
+  // In this order: a helper that comes late from the round before may begin with this one.
+  state.done.store(0, std::memory_order_relaxed);
+  state.next.store(0, std::memory_order_release);
   state.generation.fetch_add(1, std::memory_order_release);
   state.work();
-  while (state.finished.load(std::memory_order_acquire) != state.threads.size()) cpu_relax();
+  // Not for a helper that has no share: it may have lost its core to somebody else.
+  while (state.done.load(std::memory_order_acquire) != state.shares.size()) cpu_relax();
+}
+
+Operation FloorCopier::operation() {
+  return {[this] { copy(); }, [this] { wake(); }, [this] { rest(); }};
 }
 
 // --- Measuring and reporting ---
 
-Medians measure(double seconds, const std::vector<Operation>& operations,
-                std::uint32_t repeats_per_sample) {
-  std::vector<std::vector<double>> samples(operations.size());
-  for (const Operation& operation : operations) {  // Warm.
-    operation.before();
-    operation.run();
-    operation.after();
-  }
+Medians take_turns(double seconds, const std::vector<Sampler>& samplers) {
+  std::vector<std::vector<double>> samples(samplers.size());
+  for (const Sampler& sampler : samplers) (void)sampler();  // Warm.
   const std::int64_t end = now_ns() + static_cast<std::int64_t>(seconds * 1e9);
   while (samples[0].size() < 5 || (now_ns() < end && samples[0].size() < 20'000)) {
-    for (std::size_t i = 0; i < operations.size(); ++i) {
-      operations[i].before();
-      const std::int64_t start = now_ns();
-      for (std::uint32_t repeat = 0; repeat < repeats_per_sample; ++repeat) operations[i].run();
-      samples[i].push_back(static_cast<double>(now_ns() - start) / repeats_per_sample);
-      operations[i].after();
-    }
+    for (std::size_t i = 0; i < samplers.size(); ++i) samples[i].push_back(samplers[i]());
   }
   Medians out;
   out.samples = samples[0].size();
@@ -280,35 +388,103 @@ Medians measure(double seconds, const std::vector<Operation>& operations,
   return out;
 }
 
-void Report::add(const Row& row) {
-  const double gb_per_s = row.put_ns > 0 ? static_cast<double>(row.nbytes) / row.put_ns : 0;
-  const auto ratio = [&](double floor) { return row.put_ns > 0 ? floor / row.put_ns : 0; };
-  const auto or_none = [](double value) {
-    char text[32] = "-";
-    if (value > 0) std::snprintf(text, sizeof text, "%.2f", value);
-    return std::string(text);
+Sampler timed(Operation operation, std::uint32_t repeats) {
+  return [operation = std::move(operation), repeats] {
+    operation.before();
+    const std::int64_t start = now_ns();
+    for (std::uint32_t repeat = 0; repeat < repeats; ++repeat) operation.run();
+    const std::int64_t took = now_ns() - start;
+    operation.after();
+    return static_cast<double>(took) / repeats;
   };
+}
+
+Medians measure(double seconds, const std::vector<Operation>& operations,
+                std::uint32_t repeats_per_sample) {
+  std::vector<Sampler> samplers;
+  for (const Operation& operation : operations) {
+    samplers.push_back(timed(operation, repeats_per_sample));
+  }
+  return take_turns(seconds, samplers);
+}
+
+namespace {
+
+// Gives a number with so many digits behind the point, or "-" for none.
+std::string or_none(double value, int digits) {
+  char text[32] = "-";
+  if (value > 0) std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+double ratio(double floor_ns, double kvzc_ns) { return kvzc_ns > 0 ? floor_ns / kvzc_ns : 0; }
+
+struct Verdict {
+  std::string wanted;  // For people.
+  const char* kind;    // For tools.
+  bool is_met;
+};
+Verdict judge(const Row& row) {
+  const double value = row.goal.value;
+  switch (row.goal.kind) {
+    case Goal::Kind::kOfFloor:
+      return {">= " + or_none(value, 2), "of_floor", ratio(row.floor_ns, row.kvzc_ns) >= value};
+    case Goal::Kind::kTimesFloor:
+      return {"<= " + or_none(value, 2) + " x", "times_floor", row.kvzc_ns <= value * row.floor_ns};
+    case Goal::Kind::kWithinNs:
+      return {"<= " + or_none(value / 1e3, value < 1e3 ? 2 : 0) + " us", "within_ns",
+              row.kvzc_ns <= value};
+    case Goal::Kind::kNone:
+      break;
+  }
+  return {"-", "", false};
+}
+
+}  // namespace
+
+void Report::add(const char* bench, std::string what, std::uint64_t nbytes, const Medians& medians,
+                 Goal goal, std::uint64_t runs) {
+  const auto floor = [&](std::size_t i) { return medians.p50.size() > i ? medians.p50[i] : 0; };
+  add({bench, std::move(what), nbytes, runs, medians.samples, medians.p50[0], medians.p90[0],
+       floor(1), floor(2), "shm", goal});
+}
+
+void Report::add(const Row& row) {
+  const double gb_per_s = ratio(static_cast<double>(row.nbytes), row.kvzc_ns);
+  const double of_floor = ratio(row.floor_ns, row.kvzc_ns);
+  const double of_memcpy = ratio(row.memcpy_ns, row.kvzc_ns);
+  const bool has_goal = row.goal.kind != Goal::Kind::kNone;
+  const Verdict verdict = judge(row);
   if (!has_header_) {
     has_header_ = true;
-    std::fprintf(stderr, "%-12s %-18s %8s %12s %12s %8s %9s %9s %6s\n", "bench", "what", "runs",
-                 "kvzc us", "p90 us", "GB/s", "of floor", "of memcpy", "goal");
+    std::fprintf(stderr, "%-13s %-30s %6s %12s %12s %12s %7s %9s %9s  %-12s\n", "bench", "what",
+                 "runs", "kvzc us", "p90 us", "floor us", "GB/s", "of floor", "of memcpy", "goal");
   }
-  std::fprintf(stderr, "%-12s %-18s %8" PRIu64 " %12.2f %12.2f %8.3f %9.2f %9s %6s\n",
-               row.bench.c_str(), row.what.c_str(), row.runs, row.put_ns / 1e3, row.p90_ns / 1e3,
-               gb_per_s, ratio(row.floor_ns), or_none(ratio(row.memcpy_ns)).c_str(),
-               or_none(row.goal).c_str());
+  std::fprintf(stderr, "%-13s %-30s %6" PRIu64 " %12.3f %12.3f %12s %7s %9s %9s  %-12s %s\n",
+               row.bench.c_str(), row.what.c_str(), row.runs, row.kvzc_ns / 1e3, row.p90_ns / 1e3,
+               or_none(row.floor_ns / 1e3, 3).c_str(), or_none(gb_per_s, 3).c_str(),
+               or_none(of_floor, 2).c_str(), or_none(of_memcpy, 2).c_str(), verdict.wanted.c_str(),
+               !has_goal        ? ""
+               : verdict.is_met ? "met"
+                                : "missed");
   if (!options_.is_json) return;
-  std::printf("{\"bench\": \"%s\", \"what\": \"%s\", \"transport\": \"%s\", "
-              "\"nbytes\": %" PRIu64 ", \"runs\": %" PRIu64
-              ", \"samples\": %zu, \"put_ns\": %.1f, \"p90_ns\": %.1f, "
-              "\"floor_ns\": %.1f, \"of_floor\": %.3f, ",
-              row.bench.c_str(), row.what.c_str(), row.transport, row.nbytes, row.runs, row.samples,
-              row.put_ns, row.p90_ns, row.floor_ns, ratio(row.floor_ns));
+  std::printf(
+      "{\"bench\": \"%s\", \"what\": \"%s\", \"transport\": \"%s\", "
+      "\"nbytes\": %" PRIu64 ", \"runs\": %" PRIu64
+      ", \"samples\": %zu, \"kvzc_ns\": %.1f, \"p90_ns\": %.1f, ",
+      row.bench.c_str(), row.what.c_str(), row.transport, row.nbytes, row.runs, row.samples,
+      row.kvzc_ns, row.p90_ns);
+  if (row.floor_ns > 0) {
+    std::printf("\"floor_ns\": %.1f, \"of_floor\": %.3f, ", row.floor_ns, of_floor);
+  }
   if (row.memcpy_ns > 0) {
     std::printf("\"memcpy_ns\": %.1f, \"of_memcpy\": %.3f, \"copy_kernel\": \"%s\", ",
-                row.memcpy_ns, ratio(row.memcpy_ns), copy_kernel());
+                row.memcpy_ns, of_memcpy, copy_kernel());
   }
-  if (row.goal > 0) std::printf("\"goal\": %.2f, ", row.goal);
+  if (has_goal) {
+    std::printf("\"goal\": {\"%s\": %.2f}, \"is_met\": %s, ", verdict.kind, row.goal.value,
+                verdict.is_met ? "true" : "false");
+  }
   std::printf("\"cores\": %u}\n", std::thread::hardware_concurrency());
   std::fflush(stdout);
 }

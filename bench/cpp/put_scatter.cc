@@ -8,8 +8,6 @@
 #include <numeric>
 #include <random>
 
-#include "base/copy.h"
-#include "base/shared_memory.h"
 #include "cpp/harness.h"
 
 namespace kvzc::bench {
@@ -19,18 +17,20 @@ void put_scatter(const Options& options, Report& report) {
   struct Shape {
     std::int64_t blocks;
     std::int64_t block_bytes;
+    Goal goal;
   };
-  for (const Shape shape : {Shape{1024, 4 << 10}, Shape{4096, 32 << 10}, Shape{32768, 4 << 10}}) {
+  for (const Shape& shape : {Shape{1024, 4 << 10, {}}, Shape{4096, 32 << 10, of_floor(0.9)},
+                             Shape{32768, 4 << 10, of_floor(0.9)}}) {
     // Twice as many blocks on either side, half of them used.
     const std::int64_t slots = 2 * shape.blocks;
     const auto total = static_cast<std::uint64_t>(slots * shape.block_bytes);
     if (total > 2 * options.most_bytes) continue;
     TwoProcesses processes(total);
-    std::vector<std::byte> source(total);
+    Engine& engine = processes.engine();
+    const Memory source(engine, total, MemoryKind::kPrivate);
+    const Memory floor_target(engine, total);
     fill_random_bytes(source.data(), total, kSeed);
-    Result<SharedMemory> floor_target = SharedMemory::create("kvzc-bench-floor", total);
-    if (!floor_target.is_ok()) return;
-    std::memset(floor_target->data(), 1, total);
+    std::memset(floor_target.data(), 1, total);
 
     std::mt19937_64 random(5);
     const auto pick = [&] {
@@ -43,12 +43,10 @@ void put_scatter(const Options& options, Report& report) {
     const IndexList from_ids = pick();
     const IndexList to_ids = pick();
 
-    TensorSpec spec;
+    TensorSpec spec = source.spec();
     spec.shape = {slots, shape.block_bytes};
     spec.strides_bytes = {shape.block_bytes, 1};
-    spec.data = spec.storage_data = source.data();
-    spec.storage_nbytes = total;
-    const LocalView all = processes.engine().find_or_borrow(spec).take();
+    const LocalView all = take(engine.find_or_borrow(spec));
     // The handle is of one axis; the same memory as blocks.
     RemoteView blocks = processes.target();
     blocks.view.tensors[0].axes = {{slots, shape.block_bytes, nullptr},
@@ -61,7 +59,7 @@ void put_scatter(const Options& options, Report& report) {
       const LocalView from = all.index({&from_index, 1}).take();
       const RemoteView to = blocks.index({&to_index, 1}).take();
       const TransferItem item{&from, &to};
-      const Transfer transfer = processes.engine().try_put({&item, 1}, {}).take();
+      const Transfer transfer = engine.try_put({&item, 1}, {}).take();
       (void)transfer.wait(INT64_MAX);
       runs = transfer.run_count();
     };
@@ -71,25 +69,23 @@ void put_scatter(const Options& options, Report& report) {
       const auto at = static_cast<std::uint64_t>((*from_ids)[i] * shape.block_bytes);
       const auto to = static_cast<std::uint64_t>((*to_ids)[i] * shape.block_bytes);
       const auto nbytes = static_cast<std::uint64_t>(shape.block_bytes);
-      copies.push_back({floor_target->data() + to, source.data() + at, nbytes});
+      copies.push_back({floor_target.data() + to, source.data() + at, nbytes});
       pieces.push_back({to, at, nbytes});
     }
     FloorCopier copier(2);
     copier.prepare(copies, true, TransportTuning().chunk_bytes);
-    const auto floor = [&] { copier.copy(); };
     const auto plain = [&] {
       for (const auto& copy : copies) std::memcpy(copy.target, copy.source, copy.nbytes);
       asm volatile("" ::: "memory");
     };
     const Medians medians =
-        measure(options.seconds_per_row,
-                {{put}, {floor, [&] { copier.wake(); }, [&] { copier.rest(); }}, {plain}}, 1);
+        measure(options.seconds_per_row, {{put}, copier.operation(), {plain}}, 1);
     processes.verify(kSeed, total, pieces);
-    report.add(
-        {"put_scatter",
-         std::to_string(shape.blocks) + " x " + std::to_string(shape.block_bytes >> 10) + " KiB",
-         static_cast<std::uint64_t>(shape.blocks * shape.block_bytes), runs, medians.samples,
-         medians.p50[0], medians.p90[0], medians.p50[1], medians.p50[2]});
+    report.add("put_scatter",
+               std::to_string(shape.blocks) + " x " +
+                   size_text(static_cast<std::uint64_t>(shape.block_bytes)),
+               static_cast<std::uint64_t>(shape.blocks * shape.block_bytes), medians, shape.goal,
+               runs);
   }
 }
 

@@ -37,9 +37,9 @@ namespace kvzc::bench {
 namespace {
 
 constexpr std::uint64_t kHalfBytes = 16u << 20;
-constexpr double kBandwidthGoal = 0.95;
-constexpr double kLatencyGoal = 1 / 1.15;
-constexpr double kScatterGoal = 0.9;
+constexpr Goal kBandwidthGoal = of_floor(0.95);
+constexpr Goal kLatencyGoal = times_floor(1.15);
+constexpr Goal kScatterGoal = of_floor(0.9);
 
 struct Blocks {
   IndexList from, to;
@@ -159,7 +159,7 @@ double ib_write_bw(const RawPair& raw, std::uint64_t nbytes, std::uint64_t count
 }
 
 Row row_of(const char* bench, std::string what, std::uint64_t nbytes, std::uint64_t runs,
-           const Medians& medians, double operations, double goal) {
+           const Medians& medians, double operations, Goal goal) {
   Row row{bench,
           std::move(what),
           nbytes,
@@ -196,7 +196,7 @@ void put_bw(const Options& options, Rig& rig, Report& report) {
     Row singly = row;
     singly.what += ", singly";
     singly.floor_ns = medians.p50[2] / static_cast<double>(count);
-    singly.goal = 0;
+    singly.goal = {};
     report.add(singly);
     // How good the floor is: the well-known program beside it.
     if (const double ns = ib_write_bw(*rig.here().raw, nbytes, 4 * count); ns > 0) {
@@ -377,7 +377,7 @@ void own_cost(const Options& options, Report& report) {
   };
   const Medians single =
       measure(options.seconds_per_row, {{put}, {[&] { here.raw->write({&raw, 1}); }}}, 1000);
-  report.add(row_of("own_cost", "8 B", 8, 1, single, 1, 0));
+  report.add(row_of("own_cost", "8 B", 8, 1, single, 1, {}));
   for (const std::int64_t count : {192, 1024}) {
     const Blocks blocks = Moves::pick_blocks(count, 4 << 10);
     const Medians many =
@@ -386,7 +386,7 @@ void own_cost(const Options& options, Report& report) {
                  {[&] { here.raw->write(blocks.raw_pieces); }}},
                 10);
     report.add(row_of("own_cost", "one of " + std::to_string(count) + " blocks", 4 << 10, 1, many,
-                      static_cast<double>(count), 0));
+                      static_cast<double>(count), {}));
   }
   std::fflush(nullptr);
   _exit(0);
