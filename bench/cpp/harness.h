@@ -239,7 +239,13 @@ class FloorCopier {
 
 // --- The benchmarks ---
 
+void put_lat(const Options& options, Report& report);
 void put_bw(const Options& options, Report& report);
 void put_scatter(const Options& options, Report& report);
+void notify_lat(const Options& options, Report& report);
+void register_cost(const Options& options, Report& report);
+void private_bw(const Options& options, Report& report);
+void first_put(const Options& options, Report& report);
+void idle(const Options& options, Report& report);
 
 }  // namespace kvzc::bench

@@ -1,7 +1,13 @@
 // kvzc_bench [NAME...] [--seconds S] [--most-bytes N] [--json]
 //
+//   put_lat        one small put and its wait, one small get
 //   put_bw         one contiguous put and its wait, by size
 //   put_scatter    many blocks, random to random, in one put
+//   notify_lat     a put with a tag until the other process has seen it, looking or asleep
+//   register_cost  registering, granting, revoking; a put where much is registered
+//   private_bw     put_bw into memory that is not mapped
+//   first_put      the first put after connect()
+//   idle           processor time while nothing happens
 //
 // Without a name all of them. Each row stands beside its floors, measured in turns with it in the
 // same run; payloads are random and checked outside the timed window. The table goes to stderr,
@@ -23,7 +29,14 @@ struct Bench {
   const char* name;
   void (*run)(const Options&, Report&);
 };
-constexpr Bench kBenches[] = {{"put_bw", put_bw}, {"put_scatter", put_scatter}};
+constexpr Bench kBenches[] = {{"put_lat", put_lat},
+                              {"put_bw", put_bw},
+                              {"put_scatter", put_scatter},
+                              {"notify_lat", notify_lat},
+                              {"register_cost", register_cost},
+                              {"private_bw", private_bw},
+                              {"first_put", first_put},
+                              {"idle", idle}};
 
 // A gibibyte, where there is room for it here, at the owner, at the floor's target and where the
 // owner makes what it compares with.
