@@ -61,7 +61,8 @@ help:
 	@echo "make test-aarch64 C++ unit tests compiled for 64-bit ARM, under QEMU"
 	@echo "make test-wheel   the wheel in a clean environment of each CPython, 3.10 to 3.13"
 	@echo "make lint         ruff and mypy"
-	@echo "make bench        C++ benchmarks; BENCH_ARGS='...' goes to kvzc_bench"
+	@echo "make bench        bench-core and bench-python, each shortly; BENCH_ARGS='...' and"
+	@echo "                  PYTHON_BENCH_ARGS='...' choose instead"
 	@echo "make bench-rdma   the rdma transport beside bare verbs, in a QEMU guest; BENCH_ARGS likewise"
 	@echo "make stub         write python/kvzc/_core.pyi anew from the built module"
 	@echo "make docs         write docs/errors.md anew from the built module"
@@ -154,10 +155,13 @@ lint: $(VENV)/.installed
 	ruff format --check $(PATHS)
 	mypy
 
+# Enough to see that each runs; figures to keep want seconds, and cores that are idle otherwise.
+SHORTLY := --seconds 0.2
+
 bench: bench-core bench-python
 
 bench-python: $(VENV)/.installed
-	$(PY) bench/python/python_cost.py $(PYTHON_BENCH_ARGS)
+	$(PY) bench/python/python_cost.py $(or $(PYTHON_BENCH_ARGS),$(SHORTLY))
 
 bench-rdma: $(VENV)/.tools verbs
 	$(call build,bench,-DKVZC_BENCH=ON -DKVZC_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DKVZC_RDMA=ON)
@@ -166,7 +170,7 @@ bench-rdma: $(VENV)/.tools verbs
 
 bench-core: $(VENV)/.tools
 	$(call build,bench,-DKVZC_BENCH=ON -DKVZC_WERROR=ON -DCMAKE_BUILD_TYPE=Release)
-	build/bench/kvzc_bench $(BENCH_ARGS)
+	build/bench/kvzc_bench $(or $(BENCH_ARGS),$(SHORTLY))
 
 stub: $(VENV)/.installed
 	$(PY) tools/make_stub.py python/kvzc/_core.pyi
