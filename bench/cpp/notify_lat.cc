@@ -203,7 +203,7 @@ void notify_lat(const Options& options, Report& report) {
   std::uint64_t seed = 0;
 
   if (can_spin) {
-    constexpr std::uint32_t kCount = 200;
+    constexpr std::uint32_t kCount = 50;  // Few, so that most samples keep their cores.
     // One more before the clock starts: the other process is at it then.
     const auto there_and_back = [&](Ask ask, std::function<void()> once) {
       const Operation operation{once,
