@@ -5,8 +5,9 @@
 namespace kvzc {
 namespace {
 
-// A slot that once carried a huge operation does not keep its lists for ever.
-constexpr std::size_t kRunsKept = 4096;
+// Slots that once carried huge operations do not keep their lists for ever: all together have room for
+// so many runs, 24 MB. Making a list anew costs more than filling it.
+constexpr std::size_t kMostKeptRuns = 1 << 20;
 
 }  // namespace
 
@@ -21,6 +22,7 @@ OperationSlot* OperationPool::take() {
     } else {
       slot = free_.back();
       free_.pop_back();
+      kept_runs_ -= slot->runs.capacity();
     }
   }
   slot->retain();
@@ -33,7 +35,6 @@ void OperationPool::give_back(OperationSlot* slot) {
   slot->road.reset();
   slot->binding.reset();
   slot->runs.clear();
-  if (slot->runs.capacity() > kRunsKept) slot->runs.shrink_to_fit();
   slot->segments.clear();
   slot->segment_storage.clear();
   slot->progress = nullptr;
@@ -50,7 +51,10 @@ void OperationPool::give_back(OperationSlot* slot) {
   slot->has_deadline = false;
   slot->after = 0;
   slot->clear_failure();
+  std::vector<Run> dropped;  // Let go of after the lock.
   std::lock_guard lock(mutex_);
+  if (kept_runs_ + slot->runs.capacity() > kMostKeptRuns) dropped.swap(slot->runs);
+  kept_runs_ += slot->runs.capacity();
   free_.push_back(slot);
 }
 

@@ -51,6 +51,7 @@ class OperationPool {
   std::mutex mutex_;  // Guards the rest.
   std::vector<std::unique_ptr<OperationSlot>> all_;
   std::vector<OperationSlot*> free_;
+  std::size_t kept_runs_ = 0;  // What the lists of the free ones have room for.
 };
 
 }  // namespace kvzc

@@ -7,6 +7,7 @@
 
 #include "base/checked_math.h"
 #include "base/sha256.h"
+#include "base/spread.h"
 
 namespace kvzc {
 namespace {
@@ -522,6 +523,8 @@ struct PairedAxis {
 };
 
 constexpr std::size_t kTypicalAxes = 8;
+// Of runs, at once: a list that grows as it is filled is copied again and again.
+constexpr std::uint64_t kMostReserved = 1 << 16;
 
 // Says whether `size` steps of `stride` are one step of `outer`.
 bool spans(std::int64_t size, std::int64_t stride, std::int64_t outer) {
@@ -678,6 +681,10 @@ std::uint64_t cut_runs(const TensorView& local, std::byte* local_data, const Ten
   if (pieces > most_pieces) return pieces;
   const auto& axes = pairing.axes;
   const auto piece = static_cast<std::uint64_t>(pairing.piece);
+  // Never by a little: many tensors of few pieces each come here.
+  if (const std::size_t wanted = runs.size() + std::min(pieces, kMostReserved); wanted > runs.capacity()) {
+    runs.reserve(std::max(wanted, 2 * runs.capacity()));
+  }
   RunMerger merger(runs);
   if (axes.empty()) {
     merger.add(local_data + pairing.local_at, static_cast<std::uint64_t>(pairing.remote_at), piece);
@@ -720,26 +727,15 @@ Status check_no_overlap(const TensorView& target) {
       steps.push_back({stride, (axis.size - 1) * stride});
       continue;
     }
-    const auto& list = *axis.list;
-    std::vector<std::int64_t> sorted_list;
-    const std::vector<std::int64_t>* ordered = &list;
-    if (!std::is_sorted(list.begin(), list.end())) {
-      sorted_list = list;
-      std::sort(sorted_list.begin(), sorted_list.end());
-      ordered = &sorted_list;
+    const Spread spread = spread_of(std::span<const std::int64_t>(*axis.list));
+    if (spread.closest == 0) {
+      return Status(Code::kInvalidArgument, "the target names position " +
+                                                std::to_string(spread.twice) +
+                                                " of an axis twice; each byte can be written "
+                                                "once per transfer");
     }
-    std::int64_t closest = ordered->back() - ordered->front();
-    for (std::size_t i = 1; i < ordered->size(); ++i) {
-      closest = std::min(closest, (*ordered)[i] - (*ordered)[i - 1]);
-      if (closest == 0) {
-        return Status(Code::kInvalidArgument, "the target names position " +
-                                                  std::to_string((*ordered)[i]) +
-                                                  " of an axis twice; each byte can be written "
-                                                  "once per transfer");
-      }
-    }
-    steps.push_back({closest * std::abs(axis.stride),
-                     (ordered->back() - ordered->front()) * std::abs(axis.stride)});
+    steps.push_back({static_cast<std::int64_t>(spread.closest) * std::abs(axis.stride),
+                     (spread.most - spread.least) * std::abs(axis.stride)});
   }
   std::sort(steps.begin(), steps.end(),
             [](const Step& a, const Step& b) { return a.stride < b.stride; });

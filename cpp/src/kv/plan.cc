@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/spread.h"
+
 namespace kvzc {
 namespace {
 
@@ -100,30 +102,15 @@ Status check_ids(std::span<const std::int64_t> ids, std::int64_t count, const ch
                     (count > 0 ? "blocks 0 to " + std::to_string(count - 1) : std::string("none")));
 }
 
-// Refuses an entry that is named twice. Requires: all are within 0 to count - 1.
+// Refuses an entry that is named twice.
 template <typename Id>
-Status check_once(std::span<const Id> ids, std::int64_t count, const char* what) {
-  const auto named_twice = [&](Id id) {
-    return Status(Code::kInvalidArgument, std::string(what) + " " + std::to_string(id) +
-                                              " is named twice; each byte can be written once per "
-                                              "transfer");
-  };
+Status check_once(std::span<const Id> ids, const char* what) {
   if (ids.size() < 2) return Status::ok();
-  // A bit per block is quick where a fair part of them is named.
-  if (static_cast<std::uint64_t>(count) / 64 > ids.size()) {
-    thread_local std::vector<Id> sorted;
-    sorted.assign(ids.begin(), ids.end());
-    std::sort(sorted.begin(), sorted.end());
-    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-    return twice == sorted.end() ? Status::ok() : named_twice(*twice);
-  }
-  thread_local std::vector<bool> is_there;
-  is_there.assign(static_cast<std::size_t>(count), false);
-  for (const Id id : ids) {
-    if (is_there[static_cast<std::size_t>(id)]) return named_twice(id);
-    is_there[static_cast<std::size_t>(id)] = true;
-  }
-  return Status::ok();
+  const Spread spread = spread_of(ids);
+  if (spread.closest != 0) return Status::ok();
+  return Status(Code::kInvalidArgument, std::string(what) + " " + std::to_string(spread.twice) +
+                                            " is named twice; each byte can be written once per "
+                                            "transfer");
 }
 
 }  // namespace
@@ -241,12 +228,11 @@ Status Plan::check(const Blocks& blocks, Direction direction) const {
   Status status = check_ids(blocks.local, local_blocks_, "local");
   if (status.is_ok()) status = check_ids(blocks.remote, remote_blocks_, "remote");
   if (status.is_ok()) {
-    status = check_once(blocks.layers, static_cast<std::int64_t>(layers_.size()), "layer");
+    status = check_once(blocks.layers, "layer");
   }
   if (!status.is_ok()) return status;
   const bool is_put = direction == Direction::kPut;
-  return check_once(is_put ? blocks.remote : blocks.local, is_put ? remote_blocks_ : local_blocks_,
-                    "block");
+  return check_once(is_put ? blocks.remote : blocks.local, "block");
 }
 
 class Plan::Cutter final : public RunCutter {
