@@ -306,8 +306,8 @@ Status EngineCore::close(std::int64_t deadline_ns) {
     for (const auto& region : quarantine_) keep_for_ever(region);
   }
   std::lock_guard tables(mutex_);
-  if (has_arrivals_fd_) doorbell_.set_event();
-  drained_ = std::make_shared<const Endpoints>();
+  if (has_arrivals_fd_.load(std::memory_order_seq_cst)) doorbell_.set_event();
+  set_drained(std::make_shared<const Endpoints>());
   // Whoever asks again must be told of those who are still within.
   if (!is_haunted) doubtful_.clear();
   sockets_.forget_all();
@@ -1265,14 +1265,19 @@ bool EngineCore::wait_for_slot(std::int64_t left_ns) {
 class EngineCore::WaitCount {
  public:
   explicit WaitCount(std::atomic<std::int64_t>& total) : total_(total), since_ns_(now_ns()) {}
-  ~WaitCount() { total_.fetch_add(now_ns() - since_ns_, std::memory_order_relaxed); }
+  ~WaitCount() {
+    total_.fetch_add((until_ns_ != 0 ? until_ns_ : now_ns()) - since_ns_, std::memory_order_relaxed);
+  }
   WaitCount(const WaitCount&) = delete;
   WaitCount& operator=(const WaitCount&) = delete;
   std::int64_t since_ns() const { return since_ns_; }
+  // Says that it ended then, which saves a look at the clock.
+  void end_at(std::int64_t ns) { until_ns_ = ns; }
 
  private:
   std::atomic<std::int64_t>& total_;
   const std::int64_t since_ns_;
+  std::int64_t until_ns_ = 0;
 };
 
 void EngineCore::wait_for_room(const RemoteView& target, const TransferOptions& options,
@@ -1548,7 +1553,7 @@ void EngineCore::endpoint_ready(Endpoint& endpoint) {
   lost_peers_.erase(endpoint.peer_incarnation());
   auto list = std::make_shared<Endpoints>(*drained_);
   list->push_back(endpoint.shared_from_this());
-  drained_ = std::move(list);
+  set_drained(std::move(list));
 }
 
 void EngineCore::endpoint_lost(Endpoint& endpoint,
@@ -1571,7 +1576,7 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
     has_another = was_ready && std::any_of(list->begin(), list->end(), [&](const auto& each) {
       return !each->is_lost() && each->peer_incarnation() == endpoint.peer_incarnation();
     });
-    drained_ = std::move(list);
+    set_drained(std::move(list));
     if (was_ready && fate == PeerFate::kUnknown) doubtful_.push_back(endpoint.shared_from_this());
     // An incarnation that was reached and lost does not come back. Bounded, the table forgets
     // arbitrary ones: connecting to a lost peer fails anyway.
@@ -1726,6 +1731,11 @@ std::shared_ptr<const EngineCore::Endpoints> EngineCore::drained() const {
   return drained_;
 }
 
+void EngineCore::set_drained(std::shared_ptr<const Endpoints> endpoints) {
+  drained_ = std::move(endpoints);
+  drained_version_.fetch_add(1, std::memory_order_release);
+}
+
 void EngineCore::drain_all() {
   const auto endpoints = drained();
   for (const auto& endpoint : *endpoints) endpoint->drain();
@@ -1762,18 +1772,29 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
     return taken;
   };
   Result<std::vector<Arrival>> outcome = std::vector<Arrival>();
-  const WaitCount waits(counters_.arrival_wait_ns);
+  WaitCount waits(counters_.arrival_wait_ns);
   const std::int64_t start = waits.since_ns();
   const std::int64_t spin_until = std::min(deadline_ns, start + arrival_patience_.ns());
   bool has_slept = false;
+  std::shared_ptr<const Endpoints> endpoints;
+  std::uint64_t version = 0;
   for (;;) {
     // Read before looking: a ring after the look then ends the sleep at once.
     const std::uint32_t seen = doorbell_.count();
     Status lost = peer == nullptr ? Status::ok() : peer_status(*peer);
-    drain_all();
+    // One that is connected later than this look rings when it has something.
+    if (const std::uint64_t now = drained_version_.load(std::memory_order_acquire);
+        !endpoints || now != version) {
+      version = now;
+      endpoints = drained();
+    }
+    for (const auto& endpoint : *endpoints) endpoint->drain();
     outcome = look();
     if (!outcome->empty()) {
-      arrival_patience_.came_after(now_ns() - start);
+      // When it came is as good as now, and has been looked up already.
+      const std::int64_t came_ns = std::max(start, outcome->back().arrived_ns);
+      arrival_patience_.came_after(came_ns - start);
+      waits.end_at(came_ns);
       break;
     }
     if (!lost.is_ok()) {
@@ -1791,8 +1812,9 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
                                             "in time");
       break;
     }
-    const auto endpoints = drained();
-    while (doorbell_.count() == seen && now_ns() < spin_until) {
+    // The clock is looked at now and then: it takes as long as what is waited for.
+    for (int looks = 1; doorbell_.count() == seen; ++looks) {
+      if (looks % 8 == 0 && now_ns() >= spin_until) break;
       cpu_relax();
       for (const auto& endpoint : *endpoints) endpoint->look();
     }
@@ -1819,10 +1841,7 @@ std::shared_ptr<void> EngineCore::expect_arrivals(std::string_view tag) {
 
 std::vector<Arrival> EngineCore::poll_arrivals(std::size_t most) {
   if (!usable().is_ok()) return {};
-  const bool is_armed = [this] {
-    std::lock_guard lock(mutex_);
-    return has_arrivals_fd_;
-  }();
+  const bool is_armed = has_arrivals_fd_.load(std::memory_order_acquire);
   // Armed before looking, so that what comes after the look makes the descriptor readable.
   if (is_armed) {
     doorbell_.clear_event();
@@ -1845,10 +1864,7 @@ void EngineCore::forget_arrivals(std::string_view tag) {
 }
 
 int EngineCore::arrivals_fd() {
-  {
-    std::lock_guard lock(mutex_);
-    has_arrivals_fd_ = true;
-  }
+  has_arrivals_fd_.store(true, std::memory_order_seq_cst);
   doorbell_.arm_event();
   drain_all();
   if (inbox_.has_pollable()) doorbell_.set_event();

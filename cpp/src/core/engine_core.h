@@ -259,6 +259,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   class WaitCount;
   void drain_all();
   std::shared_ptr<const Endpoints> drained() const;
+  // Requires: mutex_ is held.
+  void set_drained(std::shared_ptr<const Endpoints> endpoints);
 
   EngineOptions options_;
   Incarnation incarnation_{};
@@ -295,7 +297,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Shared by all threads.
   std::mutex close_mutex_;    // One close at a time.
   std::atomic<std::int64_t> close_by_ns_{INT64_MAX};  // The earliest that any of them was given.
-  mutable std::mutex mutex_;  // Guards the next nine.
+  std::atomic<bool> has_arrivals_fd_{false};
+  std::atomic<std::uint64_t> drained_version_{0};  // Moves on after drained_ has changed.
+  mutable std::mutex mutex_;  // Guards the next eight.
   std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_;
   std::uint64_t next_region_ = 1;
   std::multimap<std::pair<Incarnation, std::uint64_t>, std::weak_ptr<Binding>> bindings_;
@@ -306,7 +310,6 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   std::map<Incarnation, LostPeer> lost_peers_;
   // By peer and transport; under no incarnation: all other peers.
   std::map<std::pair<Incarnation, std::string>, std::shared_ptr<PeerTraffic>> traffic_;
-  bool has_arrivals_fd_ = false;
 
   // Regions of which a peer that did not answer may still touch the memory.
   mutable std::mutex quarantine_mutex_;  // Guards the next two.

@@ -1,72 +1,137 @@
 #include "core/inbox.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/endpoint.h"
 
 namespace kvzc {
 
-void Inbox::Credits::add(const Origin& origin) {
-  for (auto& [known, count] : counts_) {
-    if (known.transport == origin.transport && !known.endpoint.owner_before(origin.endpoint) &&
-        !origin.endpoint.owner_before(known.endpoint)) {
-      ++count;
-      return;
-    }
+namespace {
+
+constexpr std::size_t kMostSpare = 64;
+
+}  // namespace
+
+Inbox::Inbox(std::int64_t ttl_ns) : ttl_ns_(ttl_ns) { spare_nodes_.reserve(kMostSpare); }
+
+void Inbox::Credits::add(Origin origin) {
+  const auto is_same = [&origin](const Origin& known) {
+    return known.transport == origin.transport && !known.endpoint.owner_before(origin.endpoint) &&
+           !origin.endpoint.owner_before(known.endpoint);
+  };
+  if (first_.second == 0) {
+    first_ = {std::move(origin), 1};
+    return;
   }
-  counts_.emplace_back(origin, 1);
+  if (is_same(first_.first)) {
+    ++first_.second;
+    return;
+  }
+  for (Count& each : others_) {
+    if (!is_same(each.first)) continue;
+    ++each.second;
+    return;
+  }
+  others_.emplace_back(std::move(origin), 1);
 }
 
 void Inbox::Credits::settle() {
-  for (auto& [origin, count] : counts_) {
-    if (const std::shared_ptr<Endpoint> alive = origin.endpoint.lock()) {
-      alive->grant_credits(origin.transport, count);
+  const auto give = [](const Count& each) {
+    if (const std::shared_ptr<Endpoint> alive = each.first.endpoint.lock()) {
+      alive->grant_credits(each.first.transport, each.second);
     }
-  }
-  counts_.clear();
+  };
+  if (is_empty()) return;
+  give(first_);
+  for (const Count& each : others_) give(each);
+  first_ = {{}, 0};
+  others_.clear();
+}
+
+Inbox::Same& Inbox::same_as(std::string_view tag) {
+  if (const auto found = by_tag_.find(tag); found != by_tag_.end()) return found->second;
+  if (spare_nodes_.empty()) return by_tag_[std::string(tag)];
+  auto node = std::move(spare_nodes_.back());
+  spare_nodes_.pop_back();
+  node.key().assign(tag);
+  node.mapped() = {};
+  return by_tag_.insert(std::move(node)).position->second;
 }
 
 void Inbox::add(std::shared_ptr<const PeerInfo> peer, Origin origin, std::string_view tag,
                 Code code, std::int64_t now, Credits* credits) {
   std::lock_guard lock(mutex_);
   ++counts_.arrived;
-  Item item{std::string(tag), std::move(peer), std::move(origin), code, now};
-  if (!forgotten_until_.empty() && forgotten_until_.contains(item.tag)) {
+  if (!forgotten_until_.empty() && forgotten_until_.contains(tag)) {
     ++counts_.forgotten;
-    credits->add(item.origin);
+    credits->add(std::move(origin));
     return;
   }
-  order_.push_back(std::move(item));
-  by_tag_[order_.back().tag].push_back(std::prev(order_.end()));
+  if (spare_.empty()) spare_.emplace_back();
+  Item& item = spare_.front();
+  item.tag.assign(tag);
+  Same& same = same_as(tag);  // The last that may throw.
+  item.peer = std::move(peer);
+  item.origin = std::move(origin);
+  item.code = code;
+  item.arrived_ns = now;
+  item.next_of_tag = nullptr;
+  item.self = spare_.begin();
+  order_.splice(order_.end(), spare_, spare_.begin());
+  (same.first == nullptr ? same.first : same.last->next_of_tag) = &item;
+  same.last = &item;
+  ++same.count;
 }
 
-Arrival Inbox::remove(Order::iterator item, Credits* credits) {
-  Arrival out{item->tag, item->peer, item->code, item->arrived_ns};
-  const auto found = by_tag_.find(item->tag);
-  auto& same_tag = found->second;
-  // Nearly always the first: the oldest of its tag goes first.
-  same_tag.erase(std::find(same_tag.begin(), same_tag.end(), item));
-  if (same_tag.empty()) by_tag_.erase(found);
-  credits->add(item->origin);
-  order_.erase(item);
+Arrival Inbox::remove(Item& item, Credits* credits) {
+  const auto found = by_tag_.find(item.tag);
+  Same& same = found->second;
+  if (--same.count == 0) {
+    if (spare_nodes_.size() < kMostSpare) {
+      spare_nodes_.push_back(by_tag_.extract(found));
+    } else {
+      by_tag_.erase(found);
+    }
+  } else if (same.first == &item) {
+    same.first = item.next_of_tag;
+  } else {
+    // Seldom: the oldest of its tag goes first, but for those of a certain peer.
+    Item* before = same.first;
+    while (before->next_of_tag != &item) before = before->next_of_tag;
+    before->next_of_tag = item.next_of_tag;
+    if (same.last == &item) same.last = before;
+  }
+  credits->add(std::move(item.origin));
+  Arrival out{std::move(item.tag), std::move(item.peer), item.code, item.arrived_ns};
+  if (spare_.size() < kMostSpare) {
+    spare_.splice(spare_.begin(), order_, item.self);
+  } else {
+    order_.erase(item.self);
+  }
   return out;
 }
 
 std::vector<Arrival> Inbox::take(std::string_view tag, std::size_t count, const PeerInfo* peer,
                                  Credits* credits) {
   std::lock_guard lock(mutex_);
-  const auto found = by_tag_.find(std::string(tag));
-  if (found == by_tag_.end() || found->second.size() < count) return {};
-  std::vector<Order::iterator> chosen;
-  for (const Order::iterator item : found->second) {
-    if (peer != nullptr && item->peer->incarnation != peer->incarnation) continue;
-    chosen.push_back(item);
-    if (chosen.size() == count) break;
+  const auto found = by_tag_.find(tag);
+  if (found == by_tag_.end() || found->second.count < count) return {};
+  Item* const first = found->second.first;
+  const auto is_wanted = [peer](const Item& item) {
+    return peer == nullptr || item.peer->incarnation == peer->incarnation;
+  };
+  std::size_t there = 0;
+  for (const Item* item = first; item != nullptr && there < count; item = item->next_of_tag) {
+    if (is_wanted(*item)) ++there;
   }
-  if (chosen.size() < count) return {};
+  if (there < count) return {};
   std::vector<Arrival> out;
   out.reserve(count);
-  for (const Order::iterator item : chosen) out.push_back(remove(item, credits));
+  for (Item* item = first; out.size() < count;) {
+    Item& each = *std::exchange(item, item->next_of_tag);
+    if (is_wanted(each)) out.push_back(remove(each, credits));
+  }
   counts_.taken += count;
   return out;
 }
@@ -75,8 +140,8 @@ std::vector<Arrival> Inbox::poll(std::size_t most, Credits* credits) {
   std::lock_guard lock(mutex_);
   std::vector<Arrival> out;
   for (auto at = order_.begin(); at != order_.end() && out.size() < most;) {
-    const auto item = at++;
-    if (!waited_for_.empty() && waited_for_.contains(item->tag)) continue;
+    Item& item = *at++;
+    if (!waited_for_.empty() && waited_for_.contains(item.tag)) continue;
     out.push_back(remove(item, credits));
   }
   counts_.taken += out.size();
@@ -92,22 +157,22 @@ bool Inbox::has_pollable() {
 
 void Inbox::forget(std::string_view tag, std::int64_t now, Credits* credits) {
   std::lock_guard lock(mutex_);
-  const std::string key(tag);
   // Later ones are dropped for as long as they would have been kept.
-  forgotten_until_[key] = now + ttl_ns_;
-  const auto found = by_tag_.find(key);
+  forgotten_until_[std::string(tag)] = now + ttl_ns_;
+  const auto found = by_tag_.find(tag);
   if (found == by_tag_.end()) return;
-  const std::deque<Order::iterator> items = found->second;
-  for (const Order::iterator item : items) remove(item, credits);
-  counts_.forgotten += items.size();
+  counts_.forgotten += found->second.count;
+  for (Item* item = found->second.first; item != nullptr;) {
+    (void)remove(*std::exchange(item, item->next_of_tag), credits);
+  }
 }
 
 void Inbox::expire(std::int64_t now, Credits* credits) {
   std::lock_guard lock(mutex_);
   for (auto at = order_.begin(); at != order_.end() && at->arrived_ns + ttl_ns_ <= now;) {
-    const auto item = at++;
-    if (waited_for_.contains(item->tag)) continue;
-    remove(item, credits);
+    Item& item = *at++;
+    if (waited_for_.contains(item.tag)) continue;
+    (void)remove(item, credits);
     ++counts_.expired;
   }
   std::erase_if(forgotten_until_, [now](const auto& entry) { return entry.second <= now; });
@@ -117,12 +182,14 @@ void Inbox::begin_wait(std::string_view tag) {
   std::lock_guard lock(mutex_);
   ++waited_for_[std::string(tag)];
   // Whoever waits for a tag no longer wants it forgotten.
-  forgotten_until_.erase(std::string(tag));
+  if (const auto found = forgotten_until_.find(tag); found != forgotten_until_.end()) {
+    forgotten_until_.erase(found);
+  }
 }
 
 void Inbox::end_wait(std::string_view tag) {
   std::lock_guard lock(mutex_);
-  const auto found = waited_for_.find(std::string(tag));
+  const auto found = waited_for_.find(tag);
   if (found != waited_for_.end() && --found->second == 0) waited_for_.erase(found);
 }
 

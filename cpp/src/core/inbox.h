@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -22,7 +21,7 @@ class Endpoint;
 // Thread: any.
 class Inbox {
  public:
-  explicit Inbox(std::int64_t ttl_ns) : ttl_ns_(ttl_ns) {}
+  explicit Inbox(std::int64_t ttl_ns);
 
   // Whom a tag came from, and by which of the engine's transports: its credit goes back that way.
   struct Origin {
@@ -33,12 +32,14 @@ class Inbox {
   // What one call took out, and whom that gives credits back. Call settle() outside all locks.
   class Credits {
    public:
-    void add(const Origin& origin);
+    void add(Origin origin);
     void settle();
-    bool is_empty() const { return counts_.empty(); }
+    bool is_empty() const { return first_.second == 0; }
 
    private:
-    std::vector<std::pair<Origin, std::uint32_t>> counts_;
+    using Count = std::pair<Origin, std::uint32_t>;
+    Count first_{{}, 0};  // Mostly the only one.
+    std::vector<Count> others_;
   };
 
   // Takes in a tag, or drops it when it is a forgotten one.
@@ -69,20 +70,41 @@ class Inbox {
     std::string tag;
     std::shared_ptr<const PeerInfo> peer;
     Origin origin;
-    Code code;
-    std::int64_t arrived_ns;
+    Code code = Code::kOk;
+    std::int64_t arrived_ns = 0;
+    Item* next_of_tag = nullptr;
+    std::list<Item>::iterator self;
   };
   using Order = std::list<Item>;
 
-  Arrival remove(Order::iterator item, Credits* credits);
+  // Those of one tag, the oldest first.
+  struct Same {
+    Item* first = nullptr;
+    Item* last = nullptr;
+    std::size_t count = 0;
+  };
+
+  // Looks tags up without making strings of them.
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view tag) const { return std::hash<std::string_view>()(tag); }
+  };
+  template <typename T>
+  using ByTag = std::unordered_map<std::string, T, Hash, std::equal_to<>>;
+
+  Same& same_as(std::string_view tag);
+  Arrival remove(Item& item, Credits* credits);
 
   const std::int64_t ttl_ns_;
   std::mutex mutex_;  // Guards the rest.
   Order order_;       // The oldest first.
-  std::unordered_map<std::string, std::deque<Order::iterator>> by_tag_;
-  std::unordered_map<std::string, std::uint32_t> waited_for_;
-  std::unordered_map<std::string, std::int64_t> forgotten_until_;
+  ByTag<Same> by_tag_;
+  ByTag<std::uint32_t> waited_for_;
+  ByTag<std::int64_t> forgotten_until_;
   Counts counts_;
+  // Used again, so that a tag that comes and goes takes no memory.
+  Order spare_;
+  std::vector<ByTag<Same>::node_type> spare_nodes_;
 };
 
 }  // namespace kvzc

@@ -79,6 +79,10 @@ class Outbox {
   std::uint32_t ring_bytes() const { return ring_bytes_; }
   const SharedMemory& memory() const { return memory_; }
 
+  // Gives where a running position lies.
+  const std::byte* at(std::uint64_t position) const {
+    return page().ring() + (position & (ring_bytes_ - 1));
+  }
   // Copy into / out of the ring at a running position, across its end.
   void write(std::uint64_t at, const void* bytes, std::size_t nbytes) const;
   void read(std::uint64_t at, void* bytes, std::size_t nbytes) const;

@@ -12,6 +12,7 @@
 #include "base/copy.h"
 #include "base/futex.h"
 #include "base/gated_copy.h"
+#include "base/prefetch.h"
 #include "base/process.h"
 
 namespace kvzc::shm {
@@ -100,6 +101,10 @@ std::optional<Status> ShmChannel::do_now(const SmallOperation& operation) {
   auto& memory = static_cast<PeerMemory&>(*operation.remote);
   if (memory.data() == nullptr || operation.run.nbytes > host_.tuning.inline_bytes) return std::nullopt;
   if (operation.tag == nullptr) return copy_small(operation, memory);
+  // The peer has read them since they were written last.
+  if (operation.direction == Direction::kPut) prefetch_to_write(memory.data() + operation.run.remote);
+  prefetch_to_write(&outbox_.page().writer.tail);
+  prefetch_to_write(outbox_.at(outbox_.page().writer.tail.load(std::memory_order_relaxed)));
   if (!take_credit(operation.tag->size()).is_ok()) return std::nullopt;
   Status copied = copy_small(operation, memory);
   write_tag(*operation.tag, copied.code());
@@ -244,6 +249,11 @@ void ShmChannel::finish(Operation& operation) {
 // --- Tags, initiator side ---
 
 ShmChannel::Room ShmChannel::room_for(std::size_t tag_bytes) {
+  // As far as it has been seen: looking again fetches the line that the reader writes.
+  if (shared_.reserved_bytes + record_bytes(tag_bytes) - shared_.seen_head <= outbox_.ring_bytes() &&
+      shared_.reserved_tags - shared_.seen_taken < side_.arrival_depth) {
+    return Room::kYes;
+  }
   const auto& reader = outbox_.page().reader;
   const std::uint64_t head = reader.head.load(std::memory_order_seq_cst);
   if (shared_.reserved_bytes + record_bytes(tag_bytes) - head > outbox_.ring_bytes()) {
@@ -251,7 +261,11 @@ ShmChannel::Room ShmChannel::room_for(std::size_t tag_bytes) {
     return Room::kRingFull;
   }
   const std::uint64_t taken = reader.taken.load(std::memory_order_seq_cst);
-  if (shared_.reserved_tags - taken < side_.arrival_depth) return Room::kYes;
+  if (shared_.reserved_tags - taken < side_.arrival_depth) {
+    shared_.seen_head = head;
+    shared_.seen_taken = taken;
+    return Room::kYes;
+  }
   // Some may be forgotten ones that only have to be looked at.
   if (head != shared_.tail) kick_if_stuck(head);
   return Room::kInboxFull;
@@ -308,8 +322,12 @@ void ShmChannel::write_tag(std::string_view tag, Code code) {
     outbox_.write(shared_.tail + sizeof header, tag.data(), tag.size());
     shared_.tail += record_bytes(tag.size());
     outbox_.page().writer.tail.store(shared_.tail, std::memory_order_release);
-    const std::uint64_t head = outbox_.page().reader.head.load(std::memory_order_acquire);
-    if (shared_.tail - head > outbox_.ring_bytes() / 2) kick_if_stuck(head);
+    if (shared_.tail - shared_.seen_head > outbox_.ring_bytes() / 2) {
+      shared_.seen_head = outbox_.page().reader.head.load(std::memory_order_acquire);
+      if (shared_.tail - shared_.seen_head > outbox_.ring_bytes() / 2) {
+        kick_if_stuck(shared_.seen_head);
+      }
+    }
   }
   side_.doorbell.ring();
 }
@@ -329,6 +347,12 @@ void ShmChannel::kick_if_stuck(std::uint64_t head) {
 
 void ShmChannel::drain() {
   auto& page = side_.outbox.page();
+  prefetch_to_read(side_.outbox.at(shared_.drained.load(std::memory_order_relaxed)));
+  // Mostly there is nothing, and that is seen without the lock: `drained` moves when all is in the inbox.
+  if (page.writer.tail.load(std::memory_order_acquire) ==
+      shared_.drained.load(std::memory_order_acquire)) {
+    return;
+  }
   std::lock_guard lock(shared_.drain_mutex);
   const std::uint64_t tail = page.writer.tail.load(std::memory_order_acquire);
   if (tail == shared_.head) return;
@@ -352,6 +376,7 @@ void ShmChannel::drain() {
     ++shared_.received_tags;
     host_.peers.arrived(peer_.token, {tag, header.tag_bytes}, code_from_wire(header.code));
   }
+  shared_.drained.store(shared_.head, std::memory_order_release);
   page.reader.head.store(shared_.head, std::memory_order_seq_cst);
   if (page.reader.credit_sleepers.load(std::memory_order_seq_cst) != 0) grant_credits(0);
 }

@@ -58,15 +58,18 @@ class ShmChannel final : public Channel {
     mutable std::mutex lost_mutex;
     Status lost_why;  // Guarded by lost_mutex.
 
-    std::mutex send_mutex;             // Guards the next four.
+    std::mutex send_mutex;             // Guards the next six.
     std::uint64_t reserved_bytes = 0;  // Ring bytes that credits were given for, ever.
     std::uint64_t reserved_tags = 0;
     std::uint64_t tail = 0;
     std::uint64_t kicked_head = ~std::uint64_t{0};
+    std::uint64_t seen_head = 0;  // The reader's positions when they were last looked at.
+    std::uint64_t seen_taken = 0;
 
     std::mutex drain_mutex;  // Guards the next two.
     std::uint64_t head = 0;
     std::uint64_t received_tags = 0;
+    std::atomic<std::uint64_t> drained{0};  // As head, once what came is in the inbox.
     std::atomic<std::uint64_t> taken_tags{0};
   };
 
