@@ -144,6 +144,26 @@ TEST_F(BudgetTest, ATagTakesTwoShortLocks) {
   EXPECT_LE(used.clock_looks, kTimes + kTimes / 16);
 }
 
+TEST_F(BudgetTest, ATagThatIsPolledTakesNoMoreThanTheListThatIsGiven) {
+  TransferOptions options;
+  options.notify = "ready";
+  (void)count_puts(kEightBytes, options);  // The inbox has grown.
+  const Index part = kEightBytes;
+  LocalView from = from_;
+  from.view = index_view(from_.view, {&part, 1}).take();
+  const RemoteView to = target_.index({&part, 1}).take();
+  const TransferItem item{&from, &to};
+  for (int i = 0; i < kTimes; ++i) {
+    ASSERT_TRUE(writer_->try_put({&item, 1}, options).is_ok());
+    counts = {};
+    const std::vector<Arrival> came = owner_->poll_arrivals(10);
+    const Counts used = counts;
+    ASSERT_EQ(came.size(), 1u);
+    EXPECT_EQ(used.allocations, 1);
+    EXPECT_EQ(used.clock_looks, 1);
+  }
+}
+
 TEST_F(BudgetTest, APutOfManyRunsTakesNoMemoryOnceTheListsHaveGrown) {
   const Counts used = count_puts(Slice{0, 1000, 2}, {});
   EXPECT_EQ(used.allocations, 0);

@@ -192,7 +192,7 @@ class StoppedWriterTest : public Conformance {
 
   void run_stopped(const Owner& owner) {
     bool was_held_up = false;
-    for (int round = 0; round < 10 && !was_held_up; ++round) {
+    for (int round = 0; round < 30 && !was_held_up; ++round) {
       int answer[2];
       ASSERT_EQ(pipe2(answer, O_CLOEXEC | O_NONBLOCK), 0);
       run(
