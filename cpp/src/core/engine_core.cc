@@ -1514,7 +1514,7 @@ std::vector<PeerStats> EngineCore::peer_stats() const {
   std::lock_guard lock(mutex_);
   for (const auto& [key, traffic] : traffic_) {
     const bool is_connected =
-        std::any_of(drained_->begin(), drained_->end(), [&](const auto& endpoint) {
+        std::any_of(drained_->begin(), drained_->end(), [&, &key = key](const auto& endpoint) {
           return !endpoint->is_lost() && endpoint->peer_incarnation() == key.first;
         });
     PeerStats row{traffic->peer, traffic->transport, is_connected, traffic->put.read(),
