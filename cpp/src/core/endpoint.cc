@@ -697,7 +697,9 @@ Status Endpoint::join_offers(const std::vector<wire::Offer>& offers, std::vector
       Blob blob;
       blob.bytes = offer.bytes;
       blob.fds = own.take();
-      Result<std::unique_ptr<Channel>> channel = halves_[i]->join(
+      // Taken, so that a peer that offers the same twice does not have it joined twice.
+      const std::unique_ptr<ChannelHalf> half = std::move(halves_[i]);
+      Result<std::unique_ptr<Channel>> channel = half->join(
           std::move(blob), {reinterpret_cast<std::uint64_t>(&ways_[i]), process(), send_kick, this});
       if (!channel.is_ok()) {
         // The peer comes to the same conclusion, and another transport may do.
