@@ -1,6 +1,7 @@
 #include "base/doorbell.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include "base/futex.h"
@@ -24,6 +25,11 @@ Result<Doorbell> Doorbell::create() {
 }
 
 Result<Doorbell> Doorbell::open(OwnedFd memory, OwnedFd event) {
+  // Whoever rings never waits, whatever the peer has left unread in it.
+  const int flags = fcntl(event.get(), F_GETFL);
+  if (flags < 0 || (flags & O_NONBLOCK) == 0) {
+    return Status(Code::kProtocol, "the peer's event descriptor makes those wait who write to it");
+  }
   Result<SharedMemory> mapped =
       SharedMemory::map(std::move(memory), sizeof(Page), MapAccess::kReadWrite);
   if (!mapped.is_ok()) return mapped.status();

@@ -1,6 +1,8 @@
 #include "base/doorbell.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 
 #include <atomic>
 #include <thread>
@@ -197,6 +199,19 @@ TEST(Doorbell, RefusesMemoryThatIsNoDoorbell) {
   OwnedFd small_fd(dup(small->fd()));
   EXPECT_EQ(Doorbell::open(std::move(small_fd), std::move(event)).status().code(), Code::kProtocol);
   EXPECT_EQ(Doorbell::open(OwnedFd(), OwnedFd()).status().code(), Code::kProtocol);
+}
+
+// What the peer leaves unread in it would keep whoever rings.
+TEST(Doorbell, RefusesAnEventThatMakesTheWriterWait) {
+  const Doorbell bell = must_create();
+  OwnedFd memory;
+  OwnedFd event;
+  ASSERT_TRUE(bell.share(&memory, &event).is_ok());
+  OwnedFd waits(eventfd(0, EFD_CLOEXEC));
+  OwnedFd again(dup(memory.get()));
+  EXPECT_EQ(Doorbell::open(std::move(again), std::move(waits)).status().code(), Code::kProtocol);
+  EXPECT_NE(fcntl(event.get(), F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_TRUE(Doorbell::open(std::move(memory), std::move(event)).is_ok());
 }
 
 TEST(Doorbell, LeaksNoDescriptor) {
