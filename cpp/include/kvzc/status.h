@@ -52,7 +52,8 @@ inline constexpr std::size_t kCodeCount = 1
 // Gives the name of a code, as Python spells the exception.
 std::string_view code_name(Code code);
 
-// Gives the code of a number that came from outside; kProtocol when there is none such.
+// Gives the code of a number that came from outside; kProtocol when there is none such, or it is one
+// that no peer has reason to say: kWouldBlock.
 Code code_from_wire(std::uint8_t number);
 
 // Says whether something went well, and if not what was asked, what is allowed and what to do.

@@ -18,8 +18,10 @@ std::string_view code_name(Code code) {
 }
 
 Code code_from_wire(std::uint8_t number) {
-  return number <= static_cast<std::uint8_t>(Code::kSystem) ? static_cast<Code>(number)
-                                                            : Code::kProtocol;
+  if (number > static_cast<std::uint8_t>(Code::kSystem)) return Code::kProtocol;
+  const auto code = static_cast<Code>(number);
+  // Here it means "try again soon", and who is told so by a peer would try for ever.
+  return code == Code::kWouldBlock ? Code::kProtocol : code;
 }
 
 Status Status::system(int error_number, std::string_view doing) {
