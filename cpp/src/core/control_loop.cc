@@ -14,6 +14,17 @@
 
 namespace kvzc {
 
+namespace {
+
+epoll_event event_of(int fd, std::uint32_t number, std::uint32_t events) {
+  epoll_event out{};
+  out.events = events;
+  out.data.u64 = std::uint64_t{number} << 32 | static_cast<std::uint32_t>(fd);
+  return out;
+}
+
+}  // namespace
+
 Status ControlLoop::start() {
   epoll_ = OwnedFd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -65,26 +76,24 @@ bool ControlLoop::post(Task task) {
 }
 
 Status ControlLoop::watch(int fd, std::uint32_t events, Handler handler) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
+  epoll_event event = event_of(fd, ++next_number_, events);
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return Status::system(errno, "epoll_ctl");
   }
-  handlers_[fd] = std::move(handler);
+  watched_[fd] = {std::move(handler), next_number_};
   return Status::ok();
 }
 
 void ControlLoop::change(int fd, std::uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
+  const auto found = watched_.find(fd);
+  if (found == watched_.end()) return;
+  epoll_event event = event_of(fd, found->second.number, events);
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
 void ControlLoop::unwatch(int fd) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  handlers_.erase(fd);
+  watched_.erase(fd);
 }
 
 void ControlLoop::run_at(std::int64_t when_ns, Task task) {
@@ -112,12 +121,13 @@ void ControlLoop::run() {
     const int count =
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), next_timeout_ms());
     for (int i = 0; i < count; ++i) {
-      // A handler may have unwatched a later one of this batch. A copy, since it may unwatch
-      // itself.
-      const auto found = handlers_.find(events[static_cast<std::size_t>(i)].data.fd);
-      if (found == handlers_.end()) continue;
-      const Handler handler = found->second;
-      handler(events[static_cast<std::size_t>(i)].events);
+      const epoll_event& event = events[static_cast<std::size_t>(i)];
+      // A handler may have unwatched a later one of this batch, and closed it, and another may have its
+      // number by now: what was seen is not about that one.
+      const auto found = watched_.find(static_cast<int>(event.data.u64 & 0xffffffff));
+      if (found == watched_.end() || found->second.number != event.data.u64 >> 32) continue;
+      const Handler handler = found->second.handler;  // A copy, since it may unwatch itself.
+      handler(event.events);
     }
     // The time is read once: a timer that sets itself again must not keep the descriptors waiting.
     const std::int64_t now = now_ns();
@@ -132,7 +142,7 @@ void ControlLoop::run() {
   }
   // What they hold may refer back to the loop's owner.
   timers_.clear();
-  handlers_.clear();
+  watched_.clear();
 }
 
 }  // namespace kvzc

@@ -48,7 +48,13 @@ class ControlLoop {
   OwnedFd epoll_;
   OwnedFd wake_;
   std::thread thread_;
-  std::unordered_map<int, Handler> handlers_;
+  // One that is watched; the number tells it from those that had the descriptor before.
+  struct Watched {
+    Handler handler;
+    std::uint32_t number = 0;
+  };
+  std::unordered_map<int, Watched> watched_;
+  std::uint32_t next_number_ = 0;
   std::multimap<std::int64_t, Task> timers_;
 
   // Shared with the threads that post; guarded by mutex_.
