@@ -5,6 +5,8 @@ PYTHON     ?= python3
 TORCH      ?= torch==2.13.0
 JOBS       ?= $(shell nproc)
 BENCH_ARGS ?=
+# How long each fuzz target looks.
+FUZZ_SECONDS ?= 10
 
 VENV  := .venv
 PY    := $(VENV)/bin/python
@@ -23,6 +25,7 @@ CPP_LIMIT    := $(TIMEOUT) 30m
 PYTHON_LIMIT := $(TIMEOUT) 20m
 RDMA_LIMIT   := $(TIMEOUT) 20m
 WHEEL_LIMIT  := $(TIMEOUT) 60m
+FUZZ_LIMIT   := $(TIMEOUT) 12h
 
 # What ends up in the installed package. Folders are listed too: theirs is the date that a deletion changes.
 PACKAGE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp python -name __pycache__ -prune -o -print)
@@ -46,12 +49,12 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all test-core test-python test-asan test-tsan test-rdma docs \
         test-rdma-demo test-aarch64 test-wheel lint bench bench-core bench-python bench-rdma stub clean \
-        distclean gtest verbs
+        distclean gtest verbs fuzz fuzz-corpus tidy
 
 help:
 	@echo "make demo         a real prefill/decode split on one host"
 	@echo "make test         all tests: test-core, test-aarch64, test-rdma, then test-python"
-	@echo "make test-all     the same, test-asan, test-tsan and test-wheel"
+	@echo "make test-all     the same, tidy, fuzz, test-asan, test-tsan and test-wheel"
 	@echo "make test-core    C++ unit and conformance tests"
 	@echo "make test-rdma    the rdma transport on real verbs: Soft-RoCE in a QEMU guest"
 	@echo "make test-rdma-demo  the demo across two guests as two hosts; a quarter of an hour, not part of test"
@@ -59,8 +62,10 @@ help:
 	@echo "make test-asan    C++ tests under AddressSanitizer and UBSan"
 	@echo "make test-tsan    C++ tests under ThreadSanitizer"
 	@echo "make test-aarch64 C++ unit tests compiled for 64-bit ARM, under QEMU"
+	@echo "make fuzz         libFuzzer on everything that reads bytes of others; FUZZ_SECONDS=10 for each"
 	@echo "make test-wheel   the wheel in a clean environment of each CPython, 3.10 to 3.13"
 	@echo "make lint         ruff and mypy"
+	@echo "make tidy         clang-tidy on the core, some minutes; TIDY_FILES='cpp/src/core/wire.cc' for these alone"
 	@echo "make bench        bench-core and bench-python, each shortly; BENCH_ARGS='...' and"
 	@echo "                  PYTHON_BENCH_ARGS='...' choose instead"
 	@echo "make bench-rdma   the rdma transport beside bare verbs, in a QEMU guest; BENCH_ARGS likewise"
@@ -106,7 +111,7 @@ demo: $(VENV)/.installed
 
 test: test-core test-aarch64 test-rdma test-python
 
-test-all: test test-asan test-tsan test-wheel
+test-all: test tidy fuzz test-asan test-tsan test-wheel
 
 # $(call build,<folder>,<cmake options>)
 build = cmake -S . -B build/$(1) -G Ninja $(2) && cmake --build build/$(1)
@@ -143,6 +148,15 @@ test-tsan: $(VENV)/.tools gtest
 	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 die_after_fork=0 report_thread_leaks=0" \
 	  $(CPP_LIMIT) $(TSAN_RUN) $(call ctest,tsan)
 
+fuzz: $(VENV)/.tools verbs
+	-$(call need,command -v clang++,clang libclang-rt-dev)
+	$(FUZZ_LIMIT) tests/fuzz/run.sh $(FUZZ_SECONDS)
+
+# Takes what was found into the corpus that every `make test-core` replays.
+fuzz-corpus: $(VENV)/.tools verbs
+	build/fuzz/kvzc_fuzz_seeds build/fuzz/found
+	$(FUZZ_LIMIT) tests/fuzz/run.sh 0 merge
+
 test-python: $(VENV)/.installed
 	$(PYTHON_LIMIT) $(PY) -m pytest
 
@@ -154,6 +168,10 @@ lint: $(VENV)/.installed
 	ruff check $(PATHS)
 	ruff format --check $(PATHS)
 	mypy
+
+tidy: $(VENV)/.tools verbs
+	-$(call need,command -v clang-tidy,clang-tidy)
+	tools/tidy.sh $(TIDY_FILES)
 
 # Enough to see that each runs; figures to keep want seconds, and cores that are idle otherwise.
 SHORTLY := --seconds 0.2
