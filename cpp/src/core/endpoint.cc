@@ -181,7 +181,7 @@ Status Endpoint::cut_off(const Status& why, std::int64_t deadline_ns) {
   for (const auto& channel : channels_) {
     if (channel) channel->lose(why, PeerFate::kUnknown);
   }
-  const Status outcome = cut_channels(deadline_ns);
+  Status outcome = cut_channels(deadline_ns);
   const PeerFate fate = outcome.is_ok() ? PeerFate::kGone : PeerFate::kUnknown;
   host_.loop().post([self = shared_from_this(), why, fate] { self->say_bye(why, fate); });
   return outcome;
@@ -854,6 +854,7 @@ Status Endpoint::on_storage(const wire::Storage& storage, std::vector<OwnedFd> f
       blob.bytes = road.bytes;
       blob.fds = own.take();
       import.roads[i] = transports[i]->import_memory(std::move(blob), storage.nbytes, process());
+      break;
     }
   }
   imports_.insert_or_assign(storage.id, std::move(import));
