@@ -15,7 +15,7 @@ constexpr std::size_t kMostWaiting = 1024;
 
 Binding::Next Binding::enter(OperationSlot& operation, std::shared_ptr<const Resolved>* resolved,
                              Status* why) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   switch (state_) {
     case State::kReady:
       if (resolved_->endpoint->is_lost()) {
@@ -51,18 +51,18 @@ Binding::Next Binding::enter(OperationSlot& operation, std::shared_ptr<const Res
 }
 
 std::shared_ptr<const Binding::Resolved> Binding::resolved() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return resolved_;
 }
 
 Status Binding::failure() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (state_ == State::kReady && resolved_->endpoint->is_lost()) return resolved_->endpoint->why();
   return state_ == State::kFailed && now_ns() < retry_ns_ ? why_ : Status::ok();
 }
 
 std::vector<OperationSlot*> Binding::resolve(std::shared_ptr<const Resolved> resolved) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // The engine closed meanwhile.
   if (state_ == State::kFailed && retry_ns_ == kNever) return {};
   state_ = State::kReady;
@@ -76,7 +76,7 @@ std::vector<OperationSlot*> Binding::resolve(std::shared_ptr<const Resolved> res
 std::vector<OperationSlot*> Binding::fail(Status why, std::int64_t retry_ns) {
   std::vector<OperationSlot*> waited;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (state_ == State::kFailed && retry_ns_ == kNever) return {};
     state_ = State::kFailed;
     why_ = std::move(why);
@@ -92,14 +92,14 @@ std::vector<OperationSlot*> Binding::fail(Status why, std::int64_t retry_ns) {
 
 void Binding::drop_parted() {
   std::vector<std::shared_ptr<const Resolved>> dropped;  // Let go of after the lock.
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (has_visitors()) return;  // The last one of them comes here.
   dropped.swap(parted_);
   has_parted_.store(false, std::memory_order_seq_cst);
 }
 
 bool Binding::withdraw(OperationSlot& operation, Code why) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = std::find(waiting_.begin(), waiting_.end(), &operation);
   if (at == waiting_.end()) return false;
   waiting_.erase(at);
@@ -110,7 +110,7 @@ bool Binding::withdraw(OperationSlot& operation, Code why) {
 }
 
 std::vector<Binding::Orphan> Binding::take_orphans() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(orphans_, {});
 }
 

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "core/operation_slot.h"
 #include "kvzc/handle.h"
 #include "kvzc/transport.h"
@@ -108,14 +108,15 @@ class Binding : public std::enable_shared_from_this<Binding> {
   std::atomic<const Resolved*> ready_{nullptr};  // resolved_, while it is good.
   std::atomic<std::uint32_t> visitors_{0};
   std::atomic<bool> has_parted_{false};
-  mutable std::mutex mutex_;  // Guards the rest.
-  State state_ = State::kNew;
-  std::shared_ptr<const Resolved> resolved_;
-  std::vector<std::shared_ptr<const Resolved>> parted_;  // No longer good; visitors may look at them.
-  Status why_;
-  std::int64_t retry_ns_ = kNever;  // When it has failed.
-  std::vector<OperationSlot*> waiting_;
-  std::vector<Orphan> orphans_;
+  mutable Mutex mutex_;  // Guards the rest.
+  State state_ KVZC_GUARDED_BY(mutex_) = State::kNew;
+  std::shared_ptr<const Resolved> resolved_ KVZC_GUARDED_BY(mutex_);
+  // No longer good; visitors may look at them.
+  std::vector<std::shared_ptr<const Resolved>> parted_ KVZC_GUARDED_BY(mutex_);
+  Status why_ KVZC_GUARDED_BY(mutex_);
+  std::int64_t retry_ns_ KVZC_GUARDED_BY(mutex_) = kNever;  // When it has failed.
+  std::vector<OperationSlot*> waiting_ KVZC_GUARDED_BY(mutex_);
+  std::vector<Orphan> orphans_ KVZC_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvzc

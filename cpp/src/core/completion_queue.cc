@@ -7,12 +7,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <list>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/shared_memory.h"
 
 namespace kvzc {
@@ -49,7 +49,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
 
   Result<Place> reserve() {
     if (fork_guard_.is_forked_child()) return forked();
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_closed_) return closed();
     if (used_ == depth_) {
       return Status(Code::kWouldBlock,
@@ -64,15 +64,16 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
 
   void give_back_place() {
     if (fork_guard_.is_forked_child()) return;
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     --used_;
     room_.notify_one();
   }
 
   void wait_for_room(std::int64_t deadline_ns) {
     if (is_foreign()) return;
-    std::unique_lock lock(mutex_);
-    wait_until(room_, lock, deadline_ns, [this] { return is_closed_ || used_ < depth_; });
+    UniqueLock lock(mutex_);
+    wait_until(room_, lock, deadline_ns,
+               [this]() KVZC_REQUIRES(mutex_) { return is_closed_ || used_ < depth_; });
   }
 
   void add(Transfer transfer, Label label) {
@@ -88,7 +89,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
     node.entry = {transfer, std::move(label)};
     transfer.watch(node);
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (!is_closed_ && node.has_ended) return append_ended(one);
       if (!is_closed_) {
         node.is_listed = true;
@@ -108,14 +109,14 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
 
   Result<std::vector<Entry>> take(std::size_t most) {
     if (fork_guard_.is_forked_child()) return forked();
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_closed_) return closed();
     return take_locked(most);
   }
 
   Result<std::vector<Entry>> wait(std::size_t most, std::int64_t deadline_ns) {
     if (fork_guard_.is_forked_child()) return forked();
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     for (;;) {
       if (is_closed_) return closed();
       if (!ended_.empty()) return take_locked(most);
@@ -135,9 +136,9 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
       if (ended_.empty()) {
         const std::int64_t start = now_ns();
         ++sleepers_;
-        say_that_it_sleeps(lock);
+        say_that_it_sleeps();
         wait_until(came_, lock, std::min(deadline_ns, start + kMostSleepNs),
-                   [this] { return is_closed_ || !ended_.empty(); });
+                   [this]() KVZC_REQUIRES(mutex_) { return is_closed_ || !ended_.empty(); });
         --sleepers_;
         if (oldest.is_valid()) oldest.count_wait(now_ns() - start);
       }
@@ -149,7 +150,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
 
   Result<int> fd() {
     if (fork_guard_.is_forked_child()) return forked();
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     if (is_closed_) return closed();
     if (!event_.is_valid()) {
       event_ = OwnedFd(eventfd(ended_.empty() ? 0 : 1, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -157,7 +158,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
     }
     // Whoever uses it sleeps without saying so.
     const int out = event_.get();
-    say_that_it_sleeps(lock);
+    say_that_it_sleeps();
     return out;
   }
 
@@ -167,7 +168,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
     if (is_foreign()) return;
     Nodes left, taken;
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (std::exchange(is_closed_, true)) return;
       left.splice(left.end(), running_);
       untold_ = running_.end();
@@ -184,17 +185,17 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
   std::size_t depth() const { return depth_; }
   std::size_t running() const {
     if (is_foreign()) return 0;
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return running_.size();
   }
   std::size_t ended() const {
     if (is_foreign()) return 0;
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return ended_.size();
   }
   bool is_closed() const {
     if (is_foreign()) return true;
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return is_closed_;
   }
 
@@ -204,7 +205,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
 
   // Called by the thread that ends the transfer, which holds its state.
   void on_end(Node& node) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_closed_) return;
     if (!node.is_listed) {
       node.has_ended = true;
@@ -216,13 +217,13 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
     append_ended(one);
   }
 
-  void append_ended(Nodes& one) {
+  void append_ended(Nodes& one) KVZC_REQUIRES(mutex_) {
     if (ended_.empty() && event_.is_valid()) set_event();
     ended_.splice(ended_.end(), one);
     came_.notify_one();
   }
 
-  std::vector<Entry> take_locked(std::size_t most) {
+  std::vector<Entry> take_locked(std::size_t most) KVZC_REQUIRES(mutex_) {
     std::vector<Entry> out;
     out.reserve(std::min(most, ended_.size()));
     while (out.size() < most && !ended_.empty()) {
@@ -236,28 +237,28 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
   }
 
   // Tells the channels of all that run. Lets go of the lock meanwhile.
-  void say_that_it_sleeps(std::unique_lock<std::mutex>& lock) {
+  void say_that_it_sleeps() KVZC_REQUIRES(mutex_) {
     std::vector<Transfer> untold;
     for (; untold_ != running_.end(); ++untold_) untold.push_back(untold_->entry.transfer);
     if (untold.empty()) return;
-    lock.unlock();
+    mutex_.unlock();
     for (const Transfer& each : untold) each.will_sleep();
     untold.clear();
-    lock.lock();
+    mutex_.lock();
   }
 
   template <typename Predicate>
-  static void wait_until(std::condition_variable& what, std::unique_lock<std::mutex>& lock,
+  static void wait_until(std::condition_variable_any& what, UniqueLock& lock,
                          std::int64_t deadline_ns, Predicate is_there) {
     const std::int64_t left = std::min(deadline_ns - now_ns(), std::int64_t{3'600'000'000'000});
     what.wait_for(lock, std::chrono::nanoseconds(left), is_there);
   }
 
-  void set_event() const {
+  void set_event() const KVZC_REQUIRES(mutex_) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(event_.get(), &one, sizeof one);
   }
-  void clear_event() const {
+  void clear_event() const KVZC_REQUIRES(mutex_) {
     if (!event_.is_valid()) return;
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = read(event_.get(), &count, sizeof count);
@@ -265,16 +266,17 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
 
   const std::size_t depth_;
   const ForkGuard fork_guard_;
-  mutable std::mutex mutex_;  // Guards the rest. Nothing of a transfer is called under it.
-  std::condition_variable came_;
-  std::condition_variable room_;
-  Nodes running_;  // In the order in which they were added.
-  Nodes::iterator untold_ = running_.end();  // From here on channels do not know that they are slept for.
-  Nodes ended_;
-  std::size_t used_ = 0;  // Places that were given, running and ended ones among them.
-  int sleepers_ = 0;
-  bool is_closed_ = false;
-  OwnedFd event_;
+  mutable Mutex mutex_;  // Guards the rest. Nothing of a transfer is called under it.
+  std::condition_variable_any came_;
+  std::condition_variable_any room_;
+  Nodes running_ KVZC_GUARDED_BY(mutex_);  // In the order in which they were added.
+  // From here on channels do not know that they are slept for.
+  Nodes::iterator untold_ KVZC_GUARDED_BY(mutex_) = running_.end();
+  Nodes ended_ KVZC_GUARDED_BY(mutex_);
+  std::size_t used_ KVZC_GUARDED_BY(mutex_) = 0;  // Places that were given, running and ended ones among them.
+  int sleepers_ KVZC_GUARDED_BY(mutex_) = 0;
+  bool is_closed_ KVZC_GUARDED_BY(mutex_) = false;
+  OwnedFd event_ KVZC_GUARDED_BY(mutex_);
 };
 
 CompletionQueue::Place::~Place() {

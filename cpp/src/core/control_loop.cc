@@ -55,7 +55,7 @@ Status ControlLoop::start() {
 
 void ControlLoop::stop() {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_stopping_ = true;
   }
   if (!thread_.joinable()) return;
@@ -66,7 +66,7 @@ void ControlLoop::stop() {
 
 bool ControlLoop::post(Task task) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_stopping_) return false;
     posted_.push_back(std::move(task));
   }
@@ -109,7 +109,7 @@ int ControlLoop::next_timeout_ms() const {
 void ControlLoop::run_posted() {
   std::vector<Task> tasks;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     tasks.swap(posted_);
   }
   for (Task& task : tasks) task();
@@ -137,7 +137,7 @@ void ControlLoop::run() {
       task();
     }
     run_posted();
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_stopping_ && posted_.empty()) break;
   }
   // What they hold may refer back to the loop's owner.

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "kvzc/status.h"
 
 namespace kvzc {
@@ -58,9 +58,9 @@ class ControlLoop {
   std::multimap<std::int64_t, Task> timers_;
 
   // Shared with the threads that post; guarded by mutex_.
-  std::mutex mutex_;
-  std::vector<Task> posted_;
-  bool is_stopping_ = false;
+  Mutex mutex_;
+  std::vector<Task> posted_ KVZC_GUARDED_BY(mutex_);
+  bool is_stopping_ KVZC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace kvzc

@@ -3,7 +3,7 @@
 namespace kvzc {
 
 bool Deadlines::add(OperationSlot& slot, std::int64_t deadline_ns) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto place = slots_.emplace(deadline_ns, &slot);
   slot.deadline = place;
   slot.has_deadline = true;
@@ -12,7 +12,7 @@ bool Deadlines::add(OperationSlot& slot, std::int64_t deadline_ns) {
 
 void Deadlines::remove(OperationSlot& slot) {
   if (!slot.has_deadline) return;
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (slot.deadline) slots_.erase(*slot.deadline);
   slot.deadline.reset();
   slot.has_deadline = false;
@@ -20,7 +20,7 @@ void Deadlines::remove(OperationSlot& slot) {
 
 std::vector<OperationSlot*> Deadlines::take_due(std::int64_t now_ns) {
   std::vector<OperationSlot*> due;
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!slots_.empty() && slots_.begin()->first <= now_ns) {
     OperationSlot* const slot = slots_.begin()->second;
     slot->retain();  // It has not ended: its running reference holds it until here.
@@ -32,7 +32,7 @@ std::vector<OperationSlot*> Deadlines::take_due(std::int64_t now_ns) {
 }
 
 std::int64_t Deadlines::next() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return slots_.empty() ? INT64_MAX : slots_.begin()->first;
 }
 

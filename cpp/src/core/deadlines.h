@@ -3,9 +3,9 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "core/operation_slot.h"
 
 namespace kvzc {
@@ -23,8 +23,8 @@ class Deadlines {
   std::int64_t next() const;
 
  private:
-  mutable std::mutex mutex_;  // Guards the rest, and the slots' own places in it.
-  std::multimap<std::int64_t, OperationSlot*> slots_;
+  mutable Mutex mutex_;  // Guards the rest, and the slots' own places in it.
+  std::multimap<std::int64_t, OperationSlot*> slots_ KVZC_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvzc

@@ -58,7 +58,7 @@ Endpoint::~Endpoint() = default;
 // --- Any thread ---
 
 Status Endpoint::why() const {
-  std::lock_guard lock(why_mutex_);
+  const MutexLock lock(why_mutex_);
   return why_;
 }
 
@@ -134,7 +134,7 @@ Status Endpoint::fence(std::span<const FenceTicket> grants, std::int64_t deadlin
   // Others it never held: it need not be asked.
   std::vector<FenceTicket> held;
   {
-    std::lock_guard lock(held_mutex_);
+    const MutexLock lock(held_mutex_);
     for (const FenceTicket& grant : grants) {
       const auto found = held_.find(grant.slot);
       if (found != held_.end() && found->second == grant.epoch) held.push_back(grant);
@@ -148,7 +148,7 @@ Status Endpoint::fence(std::span<const FenceTicket> grants, std::int64_t deadlin
       return Status(fenced.code(), peer_words() + ": " + std::string(fenced.text()));
     }
   }
-  std::lock_guard lock(held_mutex_);
+  const MutexLock lock(held_mutex_);
   for (const FenceTicket& grant : held) {
     const auto found = held_.find(grant.slot);
     if (found != held_.end() && found->second == grant.epoch) held_.erase(found);
@@ -158,7 +158,7 @@ Status Endpoint::fence(std::span<const FenceTicket> grants, std::int64_t deadlin
 
 bool Endpoint::note_held(const GrantRecord& grant) {
   {
-    std::lock_guard lock(held_mutex_);
+    const MutexLock lock(held_mutex_);
     held_[grant.fence.slot] = grant.fence.epoch;
   }
   // Looked at again: a revoke from here on finds it noted, and one before is seen now.
@@ -1025,7 +1025,7 @@ void Endpoint::lose(Status why, PeerFate fate) {
   // Tags that came before the end still count.
   if (is_ready()) drain();
   {
-    std::lock_guard lock(why_mutex_);
+    const MutexLock lock(why_mutex_);
     why_ = why;
   }
   is_lost_.store(true, std::memory_order_release);

@@ -8,11 +8,11 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/socket_list.h"
 #include "base/unix_socket.h"
 #include "core/binding.h"
@@ -208,8 +208,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Read by other threads once the flags say so.
   std::atomic<bool> is_ready_{false};
   std::atomic<bool> is_lost_{false};
-  mutable std::mutex why_mutex_;
-  Status why_;  // Guarded by why_mutex_.
+  mutable Mutex why_mutex_;
+  Status why_ KVZC_GUARDED_BY(why_mutex_);
   std::shared_ptr<const PeerInfo> info_;
   // One per transport of this engine; null where the peer lacks it. Constant once ready.
   std::vector<std::unique_ptr<Channel>> channels_;
@@ -247,9 +247,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool enforces_access_ = false;  // One of the channels' transports does.
   std::unordered_set<std::uint64_t> exported_;  // By shared_id().
   std::unordered_set<std::uint64_t> incomplete_;  // Of these, what is to be told anew when asked.
-  std::mutex held_mutex_;
+  Mutex held_mutex_;
   // The grants that the peer was let into, slot to epoch. Guarded by held_mutex_.
-  std::unordered_map<std::uint32_t, std::uint64_t> held_;
+  std::unordered_map<std::uint32_t, std::uint64_t> held_ KVZC_GUARDED_BY(held_mutex_);
 };
 
 }  // namespace kvzc

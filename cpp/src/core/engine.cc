@@ -222,7 +222,7 @@ Region::Region(std::shared_ptr<EngineCore> core, std::shared_ptr<RegionRecord> r
     : core_(std::move(core)), record_(std::move(record)) {}
 
 Result<LocalView> Region::view() const {
-  std::lock_guard lock(record_->mutex);
+  const MutexLock lock(record_->mutex);
   if (!record_->memory) return Status(Code::kClosed, "the region is closed");
   return LocalView{record_->memory, record_->layout};
 }
@@ -230,7 +230,7 @@ Result<LocalView> Region::view() const {
 const View& Region::layout() const { return record_->layout; }
 
 bool Region::is_open() const {
-  std::lock_guard lock(record_->mutex);
+  const MutexLock lock(record_->mutex);
   return record_->memory != nullptr;
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/mutex.h"
 #include "base/process.h"
 #include "base/sha256.h"
 #include "base/tcp_socket.h"
@@ -87,9 +88,9 @@ Status deadline_passed() {
 
 // Better a leak than memory that is used again while a peer, or a thread, still touches it.
 void keep_for_ever(std::shared_ptr<void> what) {
-  static std::mutex mutex;
+  static Mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<void>>;
-  std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   kept->push_back(std::move(what));
 }
 
@@ -229,7 +230,7 @@ Status EngineCore::listen_to_hosts() {
 bool EngineCore::end_waiting(const Status& why) {
   std::vector<std::shared_ptr<Binding>> bindings;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (auto& [key, weak] : bindings_) {
       if (auto binding = weak.lock()) bindings.push_back(std::move(binding));
     }
@@ -247,14 +248,14 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   std::int64_t by = close_by_ns_.load();
   while (deadline_ns < by && !close_by_ns_.compare_exchange_weak(by, deadline_ns)) {
   }
-  std::lock_guard lock(close_mutex_);
+  const MutexLock lock(close_mutex_);
   if (is_closed_.exchange(true, std::memory_order_seq_cst)) return Status::ok();
   Status outcome = Status::ok();
 
   // What waits for a peer ends now; what runs is given time, then told to stop.
   std::vector<std::shared_ptr<RegionRecord>> regions;
   {
-    std::lock_guard tables(mutex_);
+    const MutexLock tables(mutex_);
     for (auto& [id, record] : regions_) regions.push_back(record);
   }
   while (end_waiting(closed()) || counters_.running.load(std::memory_order_seq_cst) != 0) {
@@ -302,10 +303,10 @@ Status EngineCore::close(std::int64_t deadline_ns) {
   doorbell_.ring();
   const bool is_haunted = look_at_quarantine();
   if (is_haunted) {
-    std::lock_guard quarantine(quarantine_mutex_);
+    const MutexLock quarantine(quarantine_mutex_);
     for (const auto& region : quarantine_) keep_for_ever(region);
   }
-  std::lock_guard tables(mutex_);
+  const MutexLock tables(mutex_);
   if (has_arrivals_fd_.load(std::memory_order_seq_cst)) doorbell_.set_event();
   set_drained(std::make_shared<const Endpoints>());
   // Whoever asks again must be told of those who are still within.
@@ -382,8 +383,11 @@ Result<Region> EngineCore::register_memory(std::span<const TensorSpec> tensors) 
                               " separate storages, 4096 fit into one region; register several "
                               "groups, or allocate the tensors as views of fewer storages"));
   }
-  record->memory = memory;
-  std::unique_lock lock(mutex_);
+  {
+    const MutexLock lock(record->mutex);
+    record->memory = memory;
+  }
+  UniqueLock lock(mutex_);
   if (is_closed_.load(std::memory_order_acquire)) {
     lock.unlock();
     return give_up(closed());
@@ -428,7 +432,7 @@ Result<LocalView> EngineCore::find_or_borrow(const TensorSpec& tensor) {
 Result<std::shared_ptr<const GrantRecord>> EngineCore::whole_grant(RegionRecord& record) {
   Status status = usable();
   if (!status.is_ok()) return status;
-  std::lock_guard lock(record.mutex);
+  const MutexLock lock(record.mutex);
   if (!record.memory) return region_closed();
   if (!record.whole) {
     Result<std::shared_ptr<const GrantRecord>> grant =
@@ -458,7 +462,7 @@ Result<Grant> EngineCore::grant(const LocalView& view, Access access) {
     tensor.storage = static_cast<std::uint32_t>(known - memory->storages.begin());
     if (known == memory->storages.end()) memory->storages.push_back(storage);
   }
-  std::lock_guard lock(region->mutex);
+  const MutexLock lock(region->mutex);
   if (!region->memory) return region_closed();
   Result<std::shared_ptr<const GrantRecord>> record =
       grants_.add(access, granted.nbytes(), memory);
@@ -492,7 +496,7 @@ Result<HandleInfo> EngineCore::describe(const GrantRecord& grant, const View& vi
 Result<Catalog> EngineCore::catalog() {
   std::vector<std::shared_ptr<RegionRecord>> regions;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [id, record] : regions_) regions.push_back(record);
   }
   std::vector<Catalog::Region> found;
@@ -552,7 +556,7 @@ bool EngineCore::is_revoked(const GrantRecord& grant) const {
 // --- Revoking ---
 
 EngineCore::Endpoints EngineCore::everyone() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Endpoints endpoints = *drained_;
   endpoints.insert(endpoints.end(), doubtful_.begin(), doubtful_.end());
   return endpoints;
@@ -576,7 +580,7 @@ Status EngineCore::fence_everywhere(std::span<const FenceTicket> grants, std::in
 
 void EngineCore::shut(RegionRecord& region, const GrantRecord* only, Fate fate) {
   std::unordered_map<std::uint64_t, RegionRecord::LiveGrant> shut;
-  std::lock_guard lock(region.mutex);
+  const MutexLock lock(region.mutex);
   if (fate == Fate::kClosed && region.memory) region.leaving = std::move(region.memory);
   if (only == nullptr) {
     shut.swap(region.grants);
@@ -594,7 +598,7 @@ Status EngineCore::settle(const std::shared_ptr<RegionRecord>& region,
                           std::optional<FenceTicket> only, std::int64_t deadline_ns, Force force) {
   std::vector<FenceTicket> fences;
   {
-    std::lock_guard lock(region->mutex);
+    const MutexLock lock(region->mutex);
     for (const RegionRecord::Revoked& each : region->unfenced) {
       if (!only || (only->slot == each.fence.slot && only->epoch == each.fence.epoch)) {
         fences.push_back(each.fence);
@@ -611,7 +615,7 @@ Status EngineCore::settle(const std::shared_ptr<RegionRecord>& region,
   for (const FenceTicket& each : fences) {
     if (fence_everywhere({&each, 1}, 0, Force::kNo).is_ok()) forget_fenced(*region, {&each, 1});
   }
-  std::lock_guard lock(quarantine_mutex_);
+  const MutexLock lock(quarantine_mutex_);
   if (std::find(quarantine_.begin(), quarantine_.end(), region) == quarantine_.end()) {
     quarantine_.push_back(region);
   }
@@ -624,7 +628,7 @@ Status EngineCore::settle(const std::shared_ptr<RegionRecord>& region,
 void EngineCore::forget_fenced(RegionRecord& region, std::span<const FenceTicket> grants) {
   std::shared_ptr<const RegionMemory> leaving;
   {
-    std::lock_guard lock(region.mutex);
+    const MutexLock lock(region.mutex);
     std::erase_if(region.unfenced, [grants](const RegionRecord::Revoked& each) {
       return std::binary_search(
           grants.begin(), grants.end(), each.fence,
@@ -652,13 +656,13 @@ void EngineCore::let_go(const RegionMemory& memory) {
 bool EngineCore::look_at_quarantine() {
   std::vector<std::shared_ptr<RegionRecord>> regions;
   {
-    std::lock_guard lock(quarantine_mutex_);
+    const MutexLock lock(quarantine_mutex_);
     regions = quarantine_;
   }
   for (const auto& region : regions) {
     std::vector<RegionRecord::Revoked> unfenced;
     {
-      std::lock_guard lock(region->mutex);
+      const MutexLock lock(region->mutex);
       unfenced = region->unfenced;
     }
     for (const RegionRecord::Revoked& each : unfenced) {
@@ -666,9 +670,9 @@ bool EngineCore::look_at_quarantine() {
       forget_fenced(*region, {&each.fence, 1});
     }
   }
-  std::lock_guard lock(quarantine_mutex_);
+  const MutexLock lock(quarantine_mutex_);
   std::erase_if(quarantine_, [](const std::shared_ptr<RegionRecord>& region) {
-    std::lock_guard inner(region->mutex);
+    const MutexLock inner(region->mutex);
     return region->unfenced.empty();
   });
   return !quarantine_.empty();
@@ -682,7 +686,7 @@ void EngineCore::watch_quarantine(std::int64_t pause_ns) {
                  [this, pause_ns] { watch_quarantine(std::min(2 * pause_ns, kSecondNs)); });
     return;
   }
-  std::lock_guard lock(quarantine_mutex_);
+  const MutexLock lock(quarantine_mutex_);
   is_quarantine_watched_ = !quarantine_.empty();
   if (is_quarantine_watched_) loop_.post([this] { watch_quarantine(kFirstRetryNs); });
 }
@@ -707,7 +711,7 @@ Status EngineCore::close_region(std::shared_ptr<RegionRecord> record, std::int64
   if (fork_guard_.is_forked_child()) return usable();
   shut(*record, nullptr, Fate::kClosed);
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     regions_.erase(record->id);
   }
   return settle(record, std::nullopt, deadline_ns, Force::kNo);
@@ -728,7 +732,7 @@ Binding& EngineCore::binding_for(const RemoteView& view) {
   {
     // Two handles of one grant share its binding, if they carry the same key.
     const std::pair key(handle.info.incarnation, handle.info.grant_id);
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto [begin, end] = bindings_.equal_range(key);
     for (auto at = begin; at != end && !binding; ++at) {
       binding = at->second.lock();
@@ -964,7 +968,7 @@ void EngineCore::abandon(OperationSlot* slot) {
 Status EngineCore::after_loss(const HandleInfo& handle, Status why) const {
   if (why.code() != Code::kPeerLost && why.code() != Code::kRevoked) return why;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto lost = lost_peers_.find(handle.incarnation);
     if (lost == lost_peers_.end() || !lost->second.has_ended) return why;
   }
@@ -1216,7 +1220,7 @@ Result<Transfer> EngineCore::try_notify(const RemoteView& target, const Transfer
 }
 
 std::shared_ptr<Endpoint> EngineCore::endpoint_of(const PeerInfo& peer) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& endpoint : *drained_) {
     if (endpoint->info()->incarnation == peer.incarnation) return endpoint;
   }
@@ -1440,7 +1444,7 @@ void EngineCore::on_connection(OwnedFd& listener, ControlSocket::Kind kind) {
 void EngineCore::start_binding(std::shared_ptr<Binding> binding) {
   const HandleInfo& info = binding->info();
   {
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     const auto lost = lost_peers_.find(info.incarnation);
     if (lost != lost_peers_.end() && now_ns() < lost->second.retry_ns) {
       const LostPeer known = lost->second;
@@ -1496,7 +1500,7 @@ void EngineCore::endpoint_returned(Endpoint& endpoint) {
 }
 
 std::shared_ptr<PeerTraffic> EngineCore::traffic_of(const PeerInfo& peer, const char* transport) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto known = traffic_.find({peer.incarnation, transport}); known != traffic_.end()) {
     return known->second;
   }
@@ -1511,7 +1515,7 @@ std::shared_ptr<PeerTraffic> EngineCore::traffic_of(const PeerInfo& peer, const 
 std::vector<PeerStats> EngineCore::peer_stats() const {
   std::vector<PeerStats> out;
   if (fork_guard_.is_forked_child()) return out;
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [key, traffic] : traffic_) {
     const bool is_connected =
         std::any_of(drained_->begin(), drained_->end(), [&, &key = key](const auto& endpoint) {
@@ -1549,7 +1553,7 @@ void EngineCore::endpoint_ready(Endpoint& endpoint) {
                                   [](const auto& each) { return each != nullptr; });
   (*first)->is_first_choice.store(true);
   endpoint.count_in(std::move(traffic));
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   lost_peers_.erase(endpoint.peer_incarnation());
   auto list = std::make_shared<Endpoints>(*drained_);
   list->push_back(endpoint.shared_from_this());
@@ -1570,7 +1574,7 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
   bool was_known = false;  // It was lost before, and was tried again.
   bool has_another = false;  // Both sides have connected at once, and the other connection stands.
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     auto list = std::make_shared<Endpoints>(*drained_);
     std::erase_if(*list, [&](const auto& each) { return each.get() == &endpoint; });
     has_another = was_ready && std::any_of(list->begin(), list->end(), [&](const auto& each) {
@@ -1620,7 +1624,7 @@ void EngineCore::endpoint_lost(Endpoint& endpoint,
 
 void EngineCore::endpoint_gone(Endpoint& endpoint) {
   std::shared_ptr<Endpoint> keep = endpoint.shared_from_this();  // Let go of after the lock.
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase(doubtful_, keep);
 }
 
@@ -1727,7 +1731,7 @@ void EngineCore::tick() {
 // --- Arrivals ---
 
 std::shared_ptr<const EngineCore::Endpoints> EngineCore::drained() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return drained_;
 }
 
@@ -1873,7 +1877,7 @@ int EngineCore::arrivals_fd() {
 
 Status EngineCore::peer_status(const PeerInfo& peer) {
   if (Status here = usable_here(); !here.is_ok()) return here;
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = lost_peers_.find(peer.incarnation);
   return found == lost_peers_.end() ? Status::ok() : found->second.why;
 }
@@ -1883,7 +1887,7 @@ EngineStats EngineCore::stats() {
   if (fork_guard_.is_forked_child()) return out;
   out.transfers_running = counters_.running.load();  // Before what they add to when they end.
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     out.regions = regions_.size();
     std::set<Incarnation> peers;  // Two connections to one are one.
     for (const auto& endpoint : *drained_) peers.insert(endpoint->peer_incarnation());
@@ -1898,9 +1902,9 @@ EngineStats EngineCore::stats() {
     }
   }
   {
-    std::lock_guard lock(quarantine_mutex_);
+    const MutexLock lock(quarantine_mutex_);
     for (const auto& region : quarantine_) {
-      std::lock_guard inner(region->mutex);
+      const MutexLock inner(region->mutex);
       for (const RegionRecord::Revoked& each : region->unfenced) {
         out.quarantined_bytes += each.nbytes;
       }

@@ -6,7 +6,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -14,6 +13,7 @@
 
 #include "base/doorbell.h"
 #include "base/fence_board.h"
+#include "base/mutex.h"
 #include "base/patience.h"
 #include "base/shared_memory.h"
 #include "base/socket_list.h"
@@ -50,13 +50,13 @@ struct RegionRecord {
   const EngineCore* engine = nullptr;
   View layout;
 
-  std::mutex mutex;  // Guards the rest.
-  std::shared_ptr<const RegionMemory> memory;  // Null once closed.
-  std::unordered_map<std::uint64_t, LiveGrant> grants;
-  std::shared_ptr<const GrantRecord> whole;  // What handle() gives out.
-  std::vector<Revoked> unfenced;
+  Mutex mutex;  // Guards the rest.
+  std::shared_ptr<const RegionMemory> memory KVZC_GUARDED_BY(mutex);  // Null once closed.
+  std::unordered_map<std::uint64_t, LiveGrant> grants KVZC_GUARDED_BY(mutex);
+  std::shared_ptr<const GrantRecord> whole KVZC_GUARDED_BY(mutex);  // What handle() gives out.
+  std::vector<Revoked> unfenced KVZC_GUARDED_BY(mutex);
   // Closed, but not let go before `unfenced` is empty.
-  std::shared_ptr<const RegionMemory> leaving;
+  std::shared_ptr<const RegionMemory> leaving KVZC_GUARDED_BY(mutex);
 };
 
 class EngineCore final : public std::enable_shared_from_this<EngineCore>,
@@ -259,8 +259,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   class WaitCount;
   void drain_all();
   std::shared_ptr<const Endpoints> drained() const;
-  // Requires: mutex_ is held.
-  void set_drained(std::shared_ptr<const Endpoints> endpoints);
+  void set_drained(std::shared_ptr<const Endpoints> endpoints) KVZC_REQUIRES(mutex_);
 
   EngineOptions options_;
   Incarnation incarnation_{};
@@ -295,26 +294,29 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   bool credit_timer_ = false;
 
   // Shared by all threads.
-  std::mutex close_mutex_;    // One close at a time.
+  Mutex close_mutex_;    // One close at a time.
   std::atomic<std::int64_t> close_by_ns_{INT64_MAX};  // The earliest that any of them was given.
   std::atomic<bool> has_arrivals_fd_{false};
   std::atomic<std::uint64_t> drained_version_{0};  // Moves on after drained_ has changed.
-  mutable std::mutex mutex_;  // Guards the next eight.
-  std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_;
-  std::uint64_t next_region_ = 1;
-  std::multimap<std::pair<Incarnation, std::uint64_t>, std::weak_ptr<Binding>> bindings_;
-  std::size_t bindings_sweep_ = 64;  // Expired ones are swept when there are that many.
-  std::shared_ptr<const Endpoints> drained_ = std::make_shared<const Endpoints>();
+  mutable Mutex mutex_;  // Guards the next eight.
+  std::unordered_map<std::uint64_t, std::shared_ptr<RegionRecord>> regions_ KVZC_GUARDED_BY(mutex_);
+  std::uint64_t next_region_ KVZC_GUARDED_BY(mutex_) = 1;
+  std::multimap<std::pair<Incarnation, std::uint64_t>, std::weak_ptr<Binding>> bindings_
+      KVZC_GUARDED_BY(mutex_);
+  // Expired ones are swept when there are that many.
+  std::size_t bindings_sweep_ KVZC_GUARDED_BY(mutex_) = 64;
+  std::shared_ptr<const Endpoints> drained_ KVZC_GUARDED_BY(mutex_) = std::make_shared<const Endpoints>();
   // Lost, but perhaps still writing: closing a region waits for them too.
-  Endpoints doubtful_;
-  std::map<Incarnation, LostPeer> lost_peers_;
+  Endpoints doubtful_ KVZC_GUARDED_BY(mutex_);
+  std::map<Incarnation, LostPeer> lost_peers_ KVZC_GUARDED_BY(mutex_);
   // By peer and transport; under no incarnation: all other peers.
-  std::map<std::pair<Incarnation, std::string>, std::shared_ptr<PeerTraffic>> traffic_;
+  std::map<std::pair<Incarnation, std::string>, std::shared_ptr<PeerTraffic>> traffic_
+      KVZC_GUARDED_BY(mutex_);
 
   // Regions of which a peer that did not answer may still touch the memory.
-  mutable std::mutex quarantine_mutex_;  // Guards the next two.
-  std::vector<std::shared_ptr<RegionRecord>> quarantine_;
-  bool is_quarantine_watched_ = false;
+  mutable Mutex quarantine_mutex_;  // Guards the next two.
+  std::vector<std::shared_ptr<RegionRecord>> quarantine_ KVZC_GUARDED_BY(quarantine_mutex_);
+  bool is_quarantine_watched_ KVZC_GUARDED_BY(quarantine_mutex_) = false;
 
   struct Counters {
     std::atomic<std::uint64_t> running{0}, failed{0}, cancelled{0}, temporary{0};

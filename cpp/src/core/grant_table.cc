@@ -25,7 +25,7 @@ Result<std::shared_ptr<const GrantRecord>> GrantTable::add(
   grant->nbytes = nbytes;
   grant->memory = memory;
   grant->region = memory->region;
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!free_slots_.empty()) {
     grant->fence.slot = free_slots_.back();
     free_slots_.pop_back();
@@ -44,19 +44,19 @@ Result<std::shared_ptr<const GrantRecord>> GrantTable::add(
 }
 
 std::shared_ptr<const GrantRecord> GrantTable::find(std::uint64_t id) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = grants_.find(id);
   return found == grants_.end() ? nullptr : found->second;
 }
 
 void GrantTable::revoke(const GrantRecord& grant) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (grants_.erase(grant.id) == 0) return;
   board_.set_epoch(grant.fence.slot, grant.fence.epoch + 1);
 }
 
 void GrantTable::retire(FenceTicket grant) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Two that closed at the same time both come here; the slot is free once.
   if (board_.epoch(grant.slot) != grant.epoch + 1) return;
   board_.set_epoch(grant.slot, grant.epoch + 2);
@@ -64,7 +64,7 @@ void GrantTable::retire(FenceTicket grant) {
 }
 
 std::size_t GrantTable::size() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return grants_.size();
 }
 

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "base/fence_board.h"
+#include "base/mutex.h"
 #include "kvzc/handle.h"
 #include "kvzc/memory.h"
 
@@ -43,10 +43,10 @@ class GrantTable {
 
  private:
   FenceBoard& board_;
-  mutable std::mutex mutex_;  // Guards the rest.
-  std::unordered_map<std::uint64_t, std::shared_ptr<const GrantRecord>> grants_;
-  std::vector<std::uint32_t> free_slots_;
-  std::uint32_t next_slot_ = 0;
+  mutable Mutex mutex_;  // Guards the rest.
+  std::unordered_map<std::uint64_t, std::shared_ptr<const GrantRecord>> grants_ KVZC_GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> free_slots_ KVZC_GUARDED_BY(mutex_);
+  std::uint32_t next_slot_ KVZC_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace kvzc

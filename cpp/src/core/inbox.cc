@@ -61,7 +61,7 @@ Inbox::Same& Inbox::same_as(std::string_view tag) {
 
 void Inbox::add(std::shared_ptr<const PeerInfo> peer, Origin origin, std::string_view tag,
                 Code code, std::int64_t now, Credits* credits) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++counts_.arrived;
   if (!forgotten_until_.empty() && forgotten_until_.contains(tag)) {
     ++counts_.forgotten;
@@ -114,7 +114,7 @@ Arrival Inbox::remove(Item& item, Credits* credits) {
 
 std::vector<Arrival> Inbox::take(std::string_view tag, std::size_t count, const PeerInfo* peer,
                                  Credits* credits) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = by_tag_.find(tag);
   if (found == by_tag_.end() || found->second.count < count) return {};
   Item* const first = found->second.first;
@@ -137,7 +137,7 @@ std::vector<Arrival> Inbox::take(std::string_view tag, std::size_t count, const 
 }
 
 std::vector<Arrival> Inbox::poll(std::size_t most, Credits* credits) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Arrival> out;
   for (auto at = order_.begin(); at != order_.end() && out.size() < most;) {
     Item& item = *at++;
@@ -149,14 +149,14 @@ std::vector<Arrival> Inbox::poll(std::size_t most, Credits* credits) {
 }
 
 bool Inbox::has_pollable() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (waited_for_.empty()) return !order_.empty();
   return std::any_of(order_.begin(), order_.end(),
-                     [&](const Item& item) { return !waited_for_.contains(item.tag); });
+                     [&](const Item& item) KVZC_REQUIRES(mutex_) { return !waited_for_.contains(item.tag); });
 }
 
 void Inbox::forget(std::string_view tag, std::int64_t now, Credits* credits) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Later ones are dropped for as long as they would have been kept.
   forgotten_until_[std::string(tag)] = now + ttl_ns_;
   const auto found = by_tag_.find(tag);
@@ -168,7 +168,7 @@ void Inbox::forget(std::string_view tag, std::int64_t now, Credits* credits) {
 }
 
 void Inbox::expire(std::int64_t now, Credits* credits) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto at = order_.begin(); at != order_.end() && at->arrived_ns + ttl_ns_ <= now;) {
     Item& item = *at++;
     if (waited_for_.contains(item.tag)) continue;
@@ -179,7 +179,7 @@ void Inbox::expire(std::int64_t now, Credits* credits) {
 }
 
 void Inbox::begin_wait(std::string_view tag) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++waited_for_[std::string(tag)];
   // Whoever waits for a tag no longer wants it forgotten.
   if (const auto found = forgotten_until_.find(tag); found != forgotten_until_.end()) {
@@ -188,13 +188,13 @@ void Inbox::begin_wait(std::string_view tag) {
 }
 
 void Inbox::end_wait(std::string_view tag) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = waited_for_.find(tag);
   if (found != waited_for_.end() && --found->second == 0) waited_for_.erase(found);
 }
 
 Inbox::Counts Inbox::counts() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Counts out = counts_;
   out.pending = order_.size();
   return out;

@@ -5,12 +5,12 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kvzc/engine.h"
 #include "kvzc/status.h"
 
@@ -92,19 +92,19 @@ class Inbox {
   template <typename T>
   using ByTag = std::unordered_map<std::string, T, Hash, std::equal_to<>>;
 
-  Same& same_as(std::string_view tag);
-  Arrival remove(Item& item, Credits* credits);
+  Same& same_as(std::string_view tag) KVZC_REQUIRES(mutex_);
+  Arrival remove(Item& item, Credits* credits) KVZC_REQUIRES(mutex_);
 
   const std::int64_t ttl_ns_;
-  std::mutex mutex_;  // Guards the rest.
-  Order order_;       // The oldest first.
-  ByTag<Same> by_tag_;
-  ByTag<std::uint32_t> waited_for_;
-  ByTag<std::int64_t> forgotten_until_;
-  Counts counts_;
+  Mutex mutex_;  // Guards the rest.
+  Order order_ KVZC_GUARDED_BY(mutex_);       // The oldest first.
+  ByTag<Same> by_tag_ KVZC_GUARDED_BY(mutex_);
+  ByTag<std::uint32_t> waited_for_ KVZC_GUARDED_BY(mutex_);
+  ByTag<std::int64_t> forgotten_until_ KVZC_GUARDED_BY(mutex_);
+  Counts counts_ KVZC_GUARDED_BY(mutex_);
   // Used again, so that a tag that comes and goes takes no memory.
-  Order spare_;
-  std::vector<ByTag<Same>::node_type> spare_nodes_;
+  Order spare_ KVZC_GUARDED_BY(mutex_);
+  std::vector<ByTag<Same>::node_type> spare_nodes_ KVZC_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvzc

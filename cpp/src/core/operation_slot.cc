@@ -14,7 +14,7 @@ constexpr std::size_t kMostKeptRuns = 1 << 20;
 OperationSlot* OperationPool::take() {
   OperationSlot* slot = nullptr;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (free_.empty()) {
       all_.push_back(std::make_unique<OperationSlot>());
       slot = all_.back().get();
@@ -52,7 +52,7 @@ void OperationPool::give_back(OperationSlot* slot) {
   slot->after = 0;
   slot->clear_failure();
   std::vector<Run> dropped;  // Let go of after the lock.
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (kept_runs_ + slot->runs.capacity() > kMostKeptRuns) dropped.swap(slot->runs);
   kept_runs_ += slot->runs.capacity();
   free_.push_back(slot);

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kvzc/transport.h"
 
 namespace kvzc {
@@ -48,10 +48,10 @@ class OperationPool {
   void give_back(OperationSlot* slot);
 
  private:
-  std::mutex mutex_;  // Guards the rest.
-  std::vector<std::unique_ptr<OperationSlot>> all_;
-  std::vector<OperationSlot*> free_;
-  std::size_t kept_runs_ = 0;  // What the lists of the free ones have room for.
+  Mutex mutex_;  // Guards the rest.
+  std::vector<std::unique_ptr<OperationSlot>> all_ KVZC_GUARDED_BY(mutex_);
+  std::vector<OperationSlot*> free_ KVZC_GUARDED_BY(mutex_);
+  std::size_t kept_runs_ KVZC_GUARDED_BY(mutex_) = 0;  // What the lists of the free ones have room for.
 };
 
 }  // namespace kvzc

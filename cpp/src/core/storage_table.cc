@@ -32,7 +32,7 @@ std::shared_ptr<LocalStorage> StorageTable::describe_storage(const TensorSpec& s
 
 std::shared_ptr<LocalStorage> StorageTable::acquire(const TensorSpec& spec) {
   std::shared_ptr<LocalStorage> storage = describe_storage(spec);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Entry* entry = find_entry(storage->data, storage->nbytes);
   if (entry == nullptr) {
     storage->id = next_id_++;
@@ -44,7 +44,7 @@ std::shared_ptr<LocalStorage> StorageTable::acquire(const TensorSpec& spec) {
 }
 
 bool StorageTable::release(const std::shared_ptr<LocalStorage>& storage) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto [at, end] = entries_.equal_range(storage->data);
   for (; at != end; ++at) {
     if (at->second.storage != storage) continue;
@@ -56,7 +56,7 @@ bool StorageTable::release(const std::shared_ptr<LocalStorage>& storage) {
 }
 
 std::shared_ptr<LocalStorage> StorageTable::find(const std::byte* data, std::uint64_t nbytes) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Entry* entry = find_entry(data, nbytes);
   return entry == nullptr ? nullptr : entry->storage;
 }
@@ -66,7 +66,7 @@ std::shared_ptr<LocalStorage> StorageTable::make_temporary(const TensorSpec& spe
 }
 
 std::string StorageTable::describe_nearest(const std::byte* data) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (entries_.empty()) return "nothing is registered";
   auto at = entries_.upper_bound(data);
   if (at != entries_.begin()) --at;
@@ -78,7 +78,7 @@ std::string StorageTable::describe_nearest(const std::byte* data) {
 }
 
 std::size_t StorageTable::size() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return entries_.size();
 }
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kvzc/memory.h"
 
 namespace kvzc {
@@ -36,12 +36,12 @@ class StorageTable {
   };
   // What `spec` lies in: a sharable allocation as a whole, or its own storage.
   std::shared_ptr<LocalStorage> describe_storage(const TensorSpec& spec) const;
-  Entry* find_entry(const std::byte* data, std::uint64_t nbytes);
+  Entry* find_entry(const std::byte* data, std::uint64_t nbytes) KVZC_REQUIRES(mutex_);
 
   const std::shared_ptr<SharedAllocator> allocator_;
-  std::mutex mutex_;  // Guards the rest.
-  std::multimap<const std::byte*, Entry> entries_;
-  std::uint64_t next_id_ = 1;
+  Mutex mutex_;  // Guards the rest.
+  std::multimap<const std::byte*, Entry> entries_ KVZC_GUARDED_BY(mutex_);
+  std::uint64_t next_id_ KVZC_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace kvzc

@@ -75,9 +75,9 @@ Result<std::unique_ptr<Trace>> Trace::open(const std::string& path, std::string_
   if (what.st_size == 0) write_all(file.get(), "[\n");
   flock(file.get(), LOCK_UN);
   std::unique_ptr<Trace> out(new Trace(std::move(file), getpid()));
-  out->buffer_ = "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + std::to_string(out->pid_) +
+  const std::string name = "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + std::to_string(out->pid_) +
                  ",\"args\":{\"name\":" + quoted("kvzc " + std::string(engine_name)) + "}},\n";
-  out->flush();
+  write_all(out->file_.get(), name);
   return out;
 }
 
@@ -90,7 +90,7 @@ void Trace::add(const Event& event) {
   const std::string name =
       (event.error.empty() ? "" : std::string(event.error) + ": ") +
       (event.label.empty() ? size_words(event.nbytes) : std::string(event.label));
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const int track = track_for(event.lane, event.submitted_ns, event.done_ns);
   add_slice(track, name, event.submitted_ns, event.done_ns, arguments);
   const std::int64_t posted = event.posted_ns == 0 ? event.done_ns : event.posted_ns;
@@ -127,7 +127,7 @@ void Trace::add_slice(int track, std::string_view name, std::int64_t begin_ns, s
 }
 
 void Trace::flush() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   flush_locked();
 }
 

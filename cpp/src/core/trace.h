@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "kvzc/status.h"
 
 namespace kvzc {
@@ -41,10 +41,11 @@ class Trace {
  private:
   Trace(OwnedFd file, int pid) : file_(std::move(file)), pid_(pid) {}
   void add_slice(int track, std::string_view name, std::int64_t begin_ns, std::int64_t end_ns,
-                 const std::string& arguments);
+                 const std::string& arguments) KVZC_REQUIRES(mutex_);
   // Gives a track of the lane on which nothing overlaps.
-  int track_for(std::string_view lane, std::int64_t begin_ns, std::int64_t end_ns);
-  void flush_locked();
+  int track_for(std::string_view lane, std::int64_t begin_ns, std::int64_t end_ns)
+      KVZC_REQUIRES(mutex_);
+  void flush_locked() KVZC_REQUIRES(mutex_);
 
   // Slices of one track must not overlap: a lane has as many as run at the same time.
   struct Track {
@@ -53,10 +54,10 @@ class Trace {
   };
   const OwnedFd file_;
   const int pid_;
-  std::mutex mutex_;  // Guards the rest.
-  std::string buffer_;
-  std::map<std::string, std::vector<Track>, std::less<>> lanes_;
-  int next_track_ = 1;
+  Mutex mutex_;  // Guards the rest.
+  std::string buffer_ KVZC_GUARDED_BY(mutex_);
+  std::map<std::string, std::vector<Track>, std::less<>> lanes_ KVZC_GUARDED_BY(mutex_);
+  int next_track_ KVZC_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace kvzc

@@ -48,22 +48,22 @@ void release_stripe(Workshop& shop, Stripe& stripe) {
 
 FaultChannel::FaultChannel(Workshop& shop, std::uint64_t peer_token)
     : shop_(shop), peer_token_(peer_token) {
-  std::lock_guard lock(shop_.mutex);
+  const MutexLock lock(shop_.mutex);
   shop_.channels.insert(this);
 }
 
 // An engine keeps a channel for as long as anything on it runs, so that nothing is left to end here.
 FaultChannel::~FaultChannel() {
   {
-    std::lock_guard lock(shop_.mutex);
+    const MutexLock lock(shop_.mutex);
     shop_.channels.erase(this);
   }
   std::vector<Stranded> stranded;
   strand_all(Status(Code::kClosed, "the channel is closed"), &stranded);
   end_all(shop_, stranded);
   {
-    std::unique_lock lock(mutex_);
-    is_empty_.wait(lock, [this] { return voyages_.empty(); });
+    UniqueLock lock(mutex_);
+    is_empty_.wait(lock, [this]() KVZC_REQUIRES(mutex_) { return voyages_.empty(); });
   }
   // Last: without a voyage nothing asks the timer for anything.
   shop_.timer.forget(this);
@@ -80,7 +80,7 @@ void FaultChannel::post(Operation& operation) {
   const auto voyage = std::make_shared<Voyage>(*this, operation, std::move(trouble), now_ns());
   if (voyage->trouble.fails_at_once) operation.fail(injected("the post failed"));
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     voyages_.emplace(&operation, voyage);
   }
   const std::uint64_t most = shop_.options.vanish_after_posts;
@@ -96,7 +96,7 @@ void FaultChannel::advance(const VoyagePtr& voyage, Turn turn) {
   // that travel together are mixed, and a post does not last as long as all its copies.
   bool is_time = turn == Turn::kTimer || shop_.options.most_delay_seconds == 0;
   if (Status why = inner_->lost(); !why.is_ok()) voyage->operation.fail(std::move(why));
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   while (voyage->next < voyage->trouble.cuts.size()) {
     if (voyage->operation.has_failed()) {
       voyage->next = voyage->trouble.cuts.size();
@@ -136,7 +136,7 @@ Stripe& FaultChannel::begin_stripe(const VoyagePtr& voyage) {
 void FaultChannel::stripe_ended(Stripe& stripe, const Status& status) {
   Voyage& voyage = *stripe.voyage;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stripe.is_over = true;
     voyage.stripes[stripe.place] = voyage.stripes.back();
     voyage.stripes[stripe.place]->place = stripe.place;
@@ -153,7 +153,7 @@ void FaultChannel::stripe_ended(Stripe& stripe, const Status& status) {
 void FaultChannel::settle(const VoyagePtr& voyage) {
   Operation& operation = voyage->operation;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (voyage->stage == Voyage::Stage::kEnded || !voyage->is_through()) return;
     // What has failed ends at once, whatever was drawn for it: a cancel waits for this.
     if (!operation.has_failed()) {
@@ -192,7 +192,7 @@ void FaultChannel::tell_end(Operation& operation) {
 void FaultChannel::on_time(const VoyagePtr& voyage) {
   Operation& operation = voyage->operation;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (voyage->stage == Voyage::Stage::kEnded) return;
     operation.retain();
   }
@@ -206,7 +206,7 @@ void FaultChannel::on_time(const VoyagePtr& voyage) {
 void FaultChannel::help(Operation& operation, std::int64_t deadline_ns) {
   std::vector<Stripe*> stripes;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = voyages_.find(&operation);
     if (found == voyages_.end()) return;
     for (Stripe* stripe : found->second->stripes) {
@@ -226,7 +226,7 @@ void FaultChannel::abort(Operation& operation) {
   VoyagePtr voyage;
   std::vector<Stripe*> posted;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = voyages_.find(&operation);
     if (found == voyages_.end()) return;
     voyage = found->second;
@@ -256,7 +256,7 @@ void FaultChannel::abort_stripes(const std::vector<Stripe*>& stripes) {
 }
 
 void FaultChannel::strand_all(const Status& why, std::vector<Stranded>* out) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [operation, voyage] : voyages_) {
     voyage->operation.retain();
     voyage->operation.fail(why);
@@ -276,7 +276,7 @@ void FaultChannel::lose(Status why, PeerFate fate) {
   // Tags that were sent before the end still count.
   std::map<std::uint64_t, HeldTag> tags;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     tags.swap(held_tags_);
   }
   for (const auto& [number, held] : tags) {
@@ -294,7 +294,7 @@ void FaultChannel::lose(Status why, PeerFate fate) {
 void FaultChannel::send_tag(const Tag& tag, Code code) {
   if (is_silent_.load(std::memory_order_acquire)) return;
   if (const std::int64_t delay_ns = shop_.dice.delay_ns(); delay_ns > 0) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::uint64_t number = next_tag_++;
     if (shop_.timer.run_at(now_ns() + delay_ns, this, [this, number] { send_held_tag(number); })) {
       held_tags_.insert({number, {tag, code}});
@@ -305,7 +305,7 @@ void FaultChannel::send_tag(const Tag& tag, Code code) {
 }
 
 void FaultChannel::send_held_tag(std::uint64_t number) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const auto held = held_tags_.extract(number);
   lock.unlock();
   if (held.empty() || is_silent_.load(std::memory_order_acquire)) return;

@@ -5,11 +5,11 @@
 #include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kvzc/faults.h"
 #include "kvzc/transport.h"
 #include "transport/fault/timer.h"
@@ -29,8 +29,8 @@ struct Workshop {
   const FaultOptions options;
   Dice dice;
   Timer timer;  // Runs only if the options have a use for it.
-  std::mutex mutex;
-  std::unordered_set<FaultChannel*> channels;  // Guarded by mutex.
+  Mutex mutex;
+  std::unordered_set<FaultChannel*> channels KVZC_GUARDED_BY(mutex);
 };
 
 // Drops a reference to a stripe, and with the last one the stripe's to the whole.
@@ -135,10 +135,9 @@ class FaultChannel final : public Channel {
   void tell_end(Operation& operation);
   void on_time(const VoyagePtr& voyage);
 
-  // Require: mutex_ is held.
-  Stripe& begin_stripe(const VoyagePtr& voyage);
+  Stripe& begin_stripe(const VoyagePtr& voyage) KVZC_REQUIRES(mutex_);
   // Lets nothing more of it begin; gives its stripes that the inner channel has, with a reference.
-  std::vector<Stripe*> pass_over(Voyage& voyage, const Status& why);
+  std::vector<Stripe*> pass_over(Voyage& voyage, const Status& why) KVZC_REQUIRES(mutex_);
 
   // Drops the references too.
   void abort_stripes(const std::vector<Stripe*>& stripes);
@@ -159,11 +158,11 @@ class FaultChannel final : public Channel {
   std::atomic<std::uint64_t> ends_{0};
 
   // Held alone, or with the timer's inside; nobody is called with it. Guards the rest.
-  std::mutex mutex_;
-  std::condition_variable is_empty_;
-  std::unordered_map<const Operation*, VoyagePtr> voyages_;
-  std::map<std::uint64_t, HeldTag> held_tags_;  // By when they were sent.
-  std::uint64_t next_tag_ = 0;
+  Mutex mutex_;
+  std::condition_variable_any is_empty_;
+  std::unordered_map<const Operation*, VoyagePtr> voyages_ KVZC_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, HeldTag> held_tags_ KVZC_GUARDED_BY(mutex_);  // By when they were sent.
+  std::uint64_t next_tag_ KVZC_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace kvzc::fault

@@ -112,7 +112,7 @@ class FaultTransport final : public Transport {
     shop_.timer.stop();
     std::vector<FaultChannel::Stranded> stranded;
     {
-      std::lock_guard lock(shop_.mutex);
+      const MutexLock lock(shop_.mutex);
       for (FaultChannel* channel : shop_.channels) {
         channel->strand_all(Status(Code::kClosed, "the engine is closed"), &stranded);
       }

@@ -20,7 +20,7 @@ constexpr std::int64_t kLongestSleepNs = 3'600'000'000'000;
 }  // namespace
 
 Status Timer::start() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Signals are for the program's own threads.
   sigset_t all, before;
   sigfillset(&all);
@@ -41,7 +41,7 @@ Status Timer::start() {
 }
 
 bool Timer::run_at(std::int64_t at_ns, const void* owner, Task task) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!is_running_) return false;
   const auto added = entries_.insert({at_ns, {owner, std::move(task)}});
   if (added == entries_.begin()) has_changed_.notify_one();
@@ -50,8 +50,8 @@ bool Timer::run_at(std::int64_t at_ns, const void* owner, Task task) {
 
 void Timer::forget(const void* owner) {
   std::vector<Task> dropped;  // Let go of after the lock.
-  std::unique_lock lock(mutex_);
-  const auto drop = [&] {
+  UniqueLock lock(mutex_);
+  const auto drop = [&]() KVZC_REQUIRES(mutex_) {
     for (auto at = entries_.begin(); at != entries_.end();) {
       if (at->second.owner == owner) {
         dropped.push_back(std::move(at->second.task));
@@ -63,7 +63,7 @@ void Timer::forget(const void* owner) {
   };
   drop();
   if (thread_id_ == std::this_thread::get_id()) return;
-  has_run_.wait(lock, [&] { return running_ != owner; });
+  has_run_.wait(lock, [&]() KVZC_REQUIRES(mutex_) { return running_ != owner; });
   drop();  // What it asked for while it ran.
 }
 
@@ -71,7 +71,7 @@ void Timer::stop() {
   std::multimap<std::int64_t, Entry> dropped;
   std::thread thread;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_running_ = false;
     dropped.swap(entries_);
     thread.swap(thread_);
@@ -81,7 +81,7 @@ void Timer::stop() {
 }
 
 void Timer::run() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   thread_id_ = std::this_thread::get_id();
   while (is_running_) {
     if (entries_.empty()) {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "kvzc/status.h"
 
 namespace kvzc::fault {
@@ -37,14 +37,14 @@ class Timer {
 
   void run();
 
-  std::mutex mutex_;  // Guards all of the rest.
-  std::condition_variable has_changed_;
-  std::condition_variable has_run_;
-  std::multimap<std::int64_t, Entry> entries_;  // By the time at which each is due.
-  const void* running_ = nullptr;               // The owner of the task that runs.
-  bool is_running_ = false;
-  std::thread thread_;
-  std::thread::id thread_id_;  // Known also while stop() waits for it.
+  Mutex mutex_;  // Guards all of the rest.
+  std::condition_variable_any has_changed_;
+  std::condition_variable_any has_run_;
+  std::multimap<std::int64_t, Entry> entries_ KVZC_GUARDED_BY(mutex_);  // By the time at which each is due.
+  const void* running_ KVZC_GUARDED_BY(mutex_) = nullptr;               // The owner of the task that runs.
+  bool is_running_ KVZC_GUARDED_BY(mutex_) = false;
+  std::thread thread_ KVZC_GUARDED_BY(mutex_);
+  std::thread::id thread_id_ KVZC_GUARDED_BY(mutex_);  // Known also while stop() waits for it.
 };
 
 }  // namespace kvzc::fault

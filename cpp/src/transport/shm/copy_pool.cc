@@ -25,7 +25,7 @@ CopyPool::CopyPool(std::uint32_t threads, OperationSink& operations)
     : thread_count_(threads != 0 ? threads : default_thread_count()), operations_(operations) {}
 
 void CopyPool::submit(Operation& operation) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (!is_stopping_) start_threads();
   if (is_stopping_ || threads_.empty()) {
     // There is no thread for it: the caller is slower, but gets there.
@@ -63,9 +63,9 @@ void CopyPool::start_threads() {
 }
 
 void CopyPool::run() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
-    has_work_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+    has_work_.wait(lock, [this]() KVZC_REQUIRES(mutex_) { return is_stopping_ || !queue_.empty(); });
     if (queue_.empty()) {
       --running_;
       has_ended_.notify_all();
@@ -91,7 +91,7 @@ void CopyPool::run() {
 }
 
 bool CopyPool::stop(std::int64_t deadline_ns) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   is_stopping_ = true;
   has_work_.notify_all();
   bool have_ended = running_ == 0;

@@ -4,10 +4,10 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "kvzc/transport.h"
 
 namespace kvzc::shm {
@@ -26,19 +26,18 @@ class CopyPool {
 
  private:
   void run();
-  // Requires: mutex_ is held.
-  void start_threads();
+  void start_threads() KVZC_REQUIRES(mutex_);
 
   const std::uint32_t thread_count_;
   OperationSink& operations_;
   // Shared by callers and copy threads; all guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable has_work_;
-  std::deque<Operation*> queue_;
-  std::vector<std::thread> threads_;
-  std::size_t running_ = 0;  // Of these, those that have not ended.
-  std::condition_variable has_ended_;
-  bool is_stopping_ = false;
+  Mutex mutex_;
+  std::condition_variable_any has_work_;
+  std::deque<Operation*> queue_ KVZC_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ KVZC_GUARDED_BY(mutex_);
+  std::size_t running_ KVZC_GUARDED_BY(mutex_) = 0;  // Of these, those that have not ended.
+  std::condition_variable_any has_ended_;
+  bool is_stopping_ KVZC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace kvzc::shm

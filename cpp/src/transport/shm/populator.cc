@@ -26,7 +26,7 @@ constexpr std::uint64_t kSliceBytes = 2u << 20;
 }  // namespace
 
 void Populator::add(std::weak_ptr<const MappedMemory> memory) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_stopping_) return;
   queue_.push_back(std::move(memory));
   if (!thread_.joinable()) {
@@ -48,9 +48,9 @@ void Populator::add(std::weak_ptr<const MappedMemory> memory) {
 void Populator::run() {
   // Whoever copies or computes goes first.
   (void)setpriority(PRIO_PROCESS, this_thread_number(), 10);
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
-    has_work_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+    has_work_.wait(lock, [this]() KVZC_REQUIRES(mutex_) { return is_stopping_ || !queue_.empty(); });
     if (is_stopping_) return;
     const std::weak_ptr<const MappedMemory> memory = std::move(queue_.front());
     queue_.pop_front();
@@ -73,7 +73,7 @@ void Populator::run() {
 void Populator::stop() {
   std::thread thread;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_stopping_ = true;
     has_work_.notify_one();
     thread.swap(thread_);

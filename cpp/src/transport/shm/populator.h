@@ -5,9 +5,9 @@
 #include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "transport/shm/peer_memory.h"
 
 namespace kvzc::shm {
@@ -29,11 +29,11 @@ class Populator {
  private:
   void run();
 
-  std::mutex mutex_;  // Guards the rest.
-  std::condition_variable has_work_;
-  std::deque<std::weak_ptr<const MappedMemory>> queue_;
-  std::thread thread_;
-  bool is_stopping_ = false;
+  Mutex mutex_;  // Guards the rest.
+  std::condition_variable_any has_work_;
+  std::deque<std::weak_ptr<const MappedMemory>> queue_ KVZC_GUARDED_BY(mutex_);
+  std::thread thread_ KVZC_GUARDED_BY(mutex_);
+  bool is_stopping_ KVZC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace kvzc::shm

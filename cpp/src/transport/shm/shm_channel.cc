@@ -273,7 +273,7 @@ ShmChannel::Room ShmChannel::room_for(std::size_t tag_bytes) {
 
 Status ShmChannel::take_credit(std::size_t tag_bytes) {
   if (shared_.is_lost.load(std::memory_order_acquire)) return lost();
-  std::lock_guard lock(shared_.send_mutex);
+  const MutexLock lock(shared_.send_mutex);
   switch (room_for(tag_bytes)) {
     case Room::kRingFull:
       return Status(Code::kWouldBlock, "the ring of tags to this peer is full");
@@ -290,7 +290,7 @@ Status ShmChannel::take_credit(std::size_t tag_bytes) {
 }
 
 void ShmChannel::return_credit(std::size_t tag_bytes) {
-  std::lock_guard lock(shared_.send_mutex);
+  const MutexLock lock(shared_.send_mutex);
   shared_.reserved_bytes -= record_bytes(tag_bytes);
   --shared_.reserved_tags;
 }
@@ -302,7 +302,7 @@ void ShmChannel::wait_for_credit(std::size_t tag_bytes, std::int64_t timeout_ns)
   bool must_wait = !shared_.is_lost.load(std::memory_order_acquire);
   if (must_wait) {
     // After the sleeper is announced: the peer either sees it, or this sees the room it made.
-    std::lock_guard lock(shared_.send_mutex);
+    const MutexLock lock(shared_.send_mutex);
     must_wait = room_for(tag_bytes) != Room::kYes;
   }
   if (must_wait) futex_wait(reader.credit_count, seen, timeout_ns, FutexScope::kShared);
@@ -317,7 +317,7 @@ void ShmChannel::write_tag(std::string_view tag, Code code) {
   header.tag_bytes = static_cast<std::uint8_t>(tag.size());
   header.code = static_cast<std::uint8_t>(code);
   {
-    std::lock_guard lock(shared_.send_mutex);
+    const MutexLock lock(shared_.send_mutex);
     outbox_.write(shared_.tail, &header, sizeof header);
     outbox_.write(shared_.tail + sizeof header, tag.data(), tag.size());
     shared_.tail += record_bytes(tag.size());
@@ -353,7 +353,7 @@ void ShmChannel::drain() {
       shared_.drained.load(std::memory_order_acquire)) {
     return;
   }
-  std::lock_guard lock(shared_.drain_mutex);
+  const MutexLock lock(shared_.drain_mutex);
   const std::uint64_t tail = page.writer.tail.load(std::memory_order_acquire);
   if (tail == shared_.head) return;
   // The peer is trusted to keep its promises, not to be free of bugs: no length or position from
@@ -479,7 +479,7 @@ Status ShmChannel::why_not_cut(std::uint64_t mark, const ThreadLook& look) {
 void ShmChannel::lose(Status why, PeerFate fate) {
   if (fate == PeerFate::kGone) shared_.is_gone.store(true, std::memory_order_release);
   {
-    std::lock_guard lock(shared_.lost_mutex);
+    const MutexLock lock(shared_.lost_mutex);
     if (!shared_.lost_why.is_ok()) return;
     shared_.lost_why = std::move(why);
     shared_.is_lost.store(true, std::memory_order_seq_cst);
@@ -499,7 +499,7 @@ bool ShmChannel::is_quiet() const {
 
 Status ShmChannel::lost() const {
   if (!shared_.is_lost.load(std::memory_order_acquire)) return Status::ok();
-  std::lock_guard lock(shared_.lost_mutex);
+  const MutexLock lock(shared_.lost_mutex);
   return shared_.lost_why;
 }
 

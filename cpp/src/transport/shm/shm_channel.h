@@ -2,11 +2,11 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 
 #include "base/doorbell.h"
 #include "base/fence_board.h"
 #include "base/gated_copy.h"
+#include "base/mutex.h"
 #include "base/process.h"
 #include "kvzc/transport.h"
 #include "transport/shm/copy_pool.h"
@@ -55,27 +55,28 @@ class ShmChannel final : public Channel {
   struct Shared {
     std::atomic<bool> is_gone{false};
     std::atomic<bool> is_lost{false};
-    mutable std::mutex lost_mutex;
-    Status lost_why;  // Guarded by lost_mutex.
+    mutable Mutex lost_mutex;
+    Status lost_why KVZC_GUARDED_BY(lost_mutex);
 
-    std::mutex send_mutex;             // Guards the next six.
-    std::uint64_t reserved_bytes = 0;  // Ring bytes that credits were given for, ever.
-    std::uint64_t reserved_tags = 0;
-    std::uint64_t tail = 0;
-    std::uint64_t kicked_head = ~std::uint64_t{0};
-    std::uint64_t seen_head = 0;  // The reader's positions when they were last looked at.
-    std::uint64_t seen_taken = 0;
+    Mutex send_mutex;             // Guards the next six.
+    // Ring bytes, and tags, that credits were given for, ever.
+    std::uint64_t reserved_bytes KVZC_GUARDED_BY(send_mutex) = 0;
+    std::uint64_t reserved_tags KVZC_GUARDED_BY(send_mutex) = 0;
+    std::uint64_t tail KVZC_GUARDED_BY(send_mutex) = 0;
+    std::uint64_t kicked_head KVZC_GUARDED_BY(send_mutex) = ~std::uint64_t{0};
+    // The reader's positions when they were last looked at.
+    std::uint64_t seen_head KVZC_GUARDED_BY(send_mutex) = 0;
+    std::uint64_t seen_taken KVZC_GUARDED_BY(send_mutex) = 0;
 
-    std::mutex drain_mutex;  // Guards the next two.
-    std::uint64_t head = 0;
-    std::uint64_t received_tags = 0;
+    Mutex drain_mutex;  // Guards the next two.
+    std::uint64_t head KVZC_GUARDED_BY(drain_mutex) = 0;
+    std::uint64_t received_tags KVZC_GUARDED_BY(drain_mutex) = 0;
     std::atomic<std::uint64_t> drained{0};  // As head, once what came is in the inbox.
     std::atomic<std::uint64_t> taken_tags{0};
   };
 
   enum class Room { kYes, kRingFull, kInboxFull };
-  // Requires: send_mutex is held.
-  Room room_for(std::size_t tag_bytes);
+  Room room_for(std::size_t tag_bytes) KVZC_REQUIRES(shared_.send_mutex);
 
   void cut_chunks(Operation& operation) const;
   void run_chunk(Operation& operation, const Chunk& chunk);
@@ -88,7 +89,7 @@ class ShmChannel final : public Channel {
   }
   Status copy_small(const SmallOperation& operation, PeerMemory& memory);
   void write_tag(std::string_view tag, Code code);
-  void kick_if_stuck(std::uint64_t head);
+  void kick_if_stuck(std::uint64_t head) KVZC_REQUIRES(shared_.send_mutex);
 
   // Looks at the thread of the peer's that set `mark`.
   ThreadLook look_at(std::uint64_t mark) const;
