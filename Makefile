@@ -64,7 +64,7 @@ help:
 	@echo "make test-aarch64 C++ unit tests compiled for 64-bit ARM, under QEMU"
 	@echo "make fuzz         libFuzzer on everything that reads bytes of others; FUZZ_SECONDS=10 for each"
 	@echo "make test-wheel   the wheel in a clean environment of each CPython, 3.10 to 3.13"
-	@echo "make lint         ruff and mypy"
+	@echo "make lint         ruff, mypy, and Clang on what each mutex guards"
 	@echo "make tidy         clang-tidy on the core, some minutes; TIDY_FILES='cpp/src/core/wire.cc' for these alone"
 	@echo "make bench        bench-core and bench-python, each shortly; BENCH_ARGS='...' and"
 	@echo "                  PYTHON_BENCH_ARGS='...' choose instead"
@@ -168,6 +168,8 @@ lint: $(VENV)/.installed
 	ruff check $(PATHS)
 	ruff format --check $(PATHS)
 	mypy
+	-$(call need,command -v clang++,clang)
+	tools/thread_safety.sh
 
 tidy: $(VENV)/.tools verbs
 	-$(call need,command -v clang-tidy,clang-tidy)
