@@ -183,7 +183,7 @@ def until_copied(large: kvzc.RemoteHandle, blocks: str, seconds: float) -> float
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         begun = []
-        with kvzc.Engine(trace=str(path)) as engine:
+        with kvzc.Engine(trace=path) as engine:
             rng = np.random.default_rng(2)
             ids, other = (rng.permutation(BLOCKS)[:IDS] for _ in range(2))
             local = engine.register(large_views(engine.empty((LARGE,), "uint8")))

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <system_error>
 #include <variant>
+
+#include <pybind11/stl/filesystem.h>
 
 #include "bindings.h"
 
@@ -504,7 +507,7 @@ void bind_engine(py::module_& module) {
                        const std::optional<std::string>& advertise,
                        const std::optional<std::variant<py::bytes, std::string>>& secret,
                        int peer_timeout, const std::optional<RdmaOptions>& rdma,
-                       const std::optional<std::string>& trace,
+                       const std::optional<std::filesystem::path>& trace,
                        const std::optional<FaultOptions>& faults) {
              EngineOptions options;
              options.name = name.value_or("");
@@ -520,7 +523,7 @@ void bind_engine(py::module_& module) {
              options.strict = strict;
              options.faults = faults;
              options.rdma = rdma.value_or(RdmaOptions());
-             options.trace = trace.value_or("");
+             if (trace) options.trace = trace->string();
              options.arrival_ttl_seconds = arrival_ttl;
              options.connect_timeout_seconds = std::min(connect_timeout, 1e9);
              options.listen = listen.value_or("");

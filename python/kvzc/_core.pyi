@@ -4,6 +4,7 @@ The compiled core of kvzc.
 
 from __future__ import annotations
 import collections.abc
+import os
 import typing
 
 __all__: list[str] = [
@@ -247,7 +248,7 @@ class Engine:
         secret: bytes | str | None = None,
         peer_timeout: typing.SupportsInt | typing.SupportsIndex = 5,
         rdma: Rdma | None = None,
-        trace: str | None = None,
+        trace: os.PathLike[str] | str | bytes | None = None,
         faults: Faults | None = None,
     ) -> None: ...
     def __reduce__(self) -> typing.Any: ...

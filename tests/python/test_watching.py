@@ -214,7 +214,7 @@ def test_the_trace_has_a_lane_per_peer_and_direction(tmp_path: Path) -> None:
     count, nbytes = 6, 8 << 20
     with (
         kvzc.Engine('o"1') as owner,
-        kvzc.Engine("w", trace=str(path)) as writer,
+        kvzc.Engine("w", trace=path) as writer,
         owner.register(owner.empty((count, nbytes), "uint8")) as region,
     ):
         handle = region.handle()
