@@ -606,7 +606,7 @@ Status EngineCore::settle(const std::shared_ptr<RegionRecord>& region,
     }
   }
   std::sort(fences.begin(), fences.end(), [](const auto& a, const auto& b) { return a.slot < b.slot; });
-  const Status fenced = fences.empty() ? Status() : fence_everywhere(fences, deadline_ns, force);
+  Status fenced = fences.empty() ? Status() : fence_everywhere(fences, deadline_ns, force);
   if (fenced.is_ok()) {
     forget_fenced(*region, fences);
     return fenced;

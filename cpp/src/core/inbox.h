@@ -86,7 +86,7 @@ class Inbox {
 
   // Looks tags up without making strings of them.
   struct Hash {
-    using is_transparent = void;
+    using is_transparent = void;  // NOLINT(readability-identifier-naming): the library looks for it.
     std::size_t operator()(std::string_view tag) const { return std::hash<std::string_view>()(tag); }
   };
   template <typename T>
