@@ -74,8 +74,13 @@ PyTransferPointer accept(const std::shared_ptr<PyEngine>& owner, const TransferA
     options.label = label = text.attr("encode")("utf-8", "backslashreplace").cast<std::string>();
   }
   check_timeout(arguments.accept_timeout);
+  std::optional<std::int64_t> accept_by;  // From the first time that there is something to wait for.
   const auto accept_deadline = [&] {
-    return std::min(deadline_of(arguments.accept_timeout, owner->default_timeout), options.deadline_ns);
+    if (!accept_by) {
+      accept_by = std::min(deadline_of(arguments.accept_timeout, owner->default_timeout),
+                           options.deadline_ns);
+    }
+    return *accept_by;
   };
   const bool may_wait = arguments.accept_timeout.value_or(1) > 0;
   CompletionQueue::Place place;
@@ -178,8 +183,9 @@ PyTransferPointer transfer_many(const std::shared_ptr<PyEngine>& owner, Directio
                                : "get_many() takes pairs (target, source)");
     }
     const auto both = py::reinterpret_borrow<py::sequence>(pair);
+    const py::object local = both[0];  // Held as well: the view may lie in it.
     std::optional<LocalView> made;
-    const LocalView& view = local_of(*owner->engine, direction, both[0], made);
+    const LocalView& view = local_of(*owner->engine, direction, local, made);
     locals.push_back(made ? *std::move(made) : view);
     remotes.push_back(both[1]);
   }

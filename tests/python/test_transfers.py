@@ -1,5 +1,6 @@
 """Transfers: acceptance, waiting, pushing back, cancelling."""
 
+import collections.abc
 import math
 import signal
 import threading
@@ -237,6 +238,46 @@ def test_put_many_is_one_transfer(engine: kvzc.Engine) -> None:
         assert engine.stats()["arrivals_arrived"] == 1
     assert cache.tolist() == [[1] * 8, [2] * 8, [0] * 8, [2] * 8]
     assert other.tolist() == [4.0] * 3
+
+
+class FreshPair:
+    """A sequence whose items exist for as long as somebody looks at them."""
+
+    def __init__(self, region: kvzc.Region, handle: kvzc.RemoteHandle) -> None:
+        self.region, self.handle = region, handle
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, at: int) -> object:
+        return self.region[:4] if at == 0 else self.handle[4:]
+
+
+def test_put_many_holds_what_a_pair_makes_when_it_is_asked(engine: kvzc.Engine) -> None:
+    cache = kvzc.empty(8, "uint8")
+    source = np.arange(8, dtype=np.uint8)
+    collections.abc.Sequence.register(FreshPair)
+    with engine.register(cache) as region, engine.register(source) as local:
+        pairs: Any = [FreshPair(local, region.handle())]
+        for _ in range(100):
+            engine.put_many(pairs).wait()
+    assert cache.tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
+
+
+def test_accept_timeout_is_one_time_for_all_that_is_waited_for() -> None:
+    with kvzc.Engine(arrival_depth=1) as owner, kvzc.Engine() as writer:
+        region = owner.register(owner.empty(8, "uint8"))
+        target = kvzc.RemoteHandle.from_text(region.handle().to_text())
+        writer.put(ONES, target, notify=b"fills the inbox").wait()
+        queue = kvzc.CompletionQueue(1)
+        writer.put(ONES, target, queue=queue).wait()
+        room = threading.Timer(0.7, queue.poll)
+        room.start()
+        begun = time.monotonic()
+        with pytest.raises(kvzc.TimedOut):
+            writer.put(ONES, target, notify=b"next", queue=queue, accept_timeout=1)
+        assert time.monotonic() - begun < 1.5
+        room.join()
 
 
 def test_put_many_refuses_targets_that_share_bytes(engine: kvzc.Engine) -> None:

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvzc/catalog.h"
@@ -86,7 +87,7 @@ class Transfer {
   Transfer(Transfer&& other) noexcept
       : core_(std::move(other.core_)),
         slot_(std::exchange(other.slot_, nullptr)),
-        ended_(std::move(other.ended_)) {}
+        ended_(std::exchange(other.ended_, {})) {}
   Transfer& operator=(Transfer other) noexcept {
     std::swap(core_, other.core_);
     std::swap(slot_, other.slot_);

@@ -25,7 +25,8 @@ Result<Doorbell> Doorbell::create() {
 }
 
 Result<Doorbell> Doorbell::open(OwnedFd memory, OwnedFd event) {
-  // Whoever rings never waits, whatever the peer has left unread in it.
+  // So that whoever rings does not wait for what the peer has left unread in it. (A peer that changes it
+  // afterwards harms who rings: on one host a peer with a grant is trusted.)
   const int flags = fcntl(event.get(), F_GETFL);
   if (flags < 0 || (flags & O_NONBLOCK) == 0) {
     return Status(Code::kProtocol, "the peer's event descriptor makes those wait who write to it");

@@ -41,15 +41,13 @@ Spread spread_of(std::span<const Number> numbers) {
   out.closest = std::numeric_limits<std::uint64_t>::max();
   const std::uint64_t range = static_cast<std::uint64_t>(out.most) - static_cast<std::uint64_t>(out.least);
   if (range / 64 > numbers.size()) {
-    thread_local std::vector<std::int64_t> sorted;
-    sorted.assign(numbers.begin(), numbers.end());
+    std::vector<std::int64_t> sorted(numbers.begin(), numbers.end());
     std::sort(sorted.begin(), sorted.end());
     for (std::size_t i = 1; i < sorted.size(); ++i) look_at(sorted[i - 1], sorted[i]);
     return out;
   }
   // A bit per number that may be there: walking them is walking the list in order.
-  thread_local std::vector<std::uint64_t> words;
-  words.assign(range / 64 + 1, 0);
+  std::vector<std::uint64_t> words(range / 64 + 1);
   for (const Number number : numbers) {
     const std::uint64_t at = static_cast<std::uint64_t>(number) - static_cast<std::uint64_t>(out.least);
     const std::uint64_t bit = std::uint64_t{1} << (at % 64);

@@ -1,7 +1,10 @@
 #include "base/thread_place.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <bit>
+#include <utility>
 
 namespace kvzc {
 namespace {
@@ -9,9 +12,19 @@ namespace {
 static_assert(kThreadPlaces == 32, "one bit each");
 std::atomic<std::uint32_t> taken{0};
 
-class Place {
+// Apart from the guard, and of a kind that is never destroyed: what runs on a thread after its guard has
+// gone still looks here.
+constinit thread_local std::uint32_t number = kThreadPlaces;
+constinit thread_local bool has_asked = false;
+
+// Takes a place, and gives it back when the thread ends.
+class Guard {
  public:
-  Place() {
+  Guard() {
+    // The child of a fork has one thread, and the others' places are free again.
+    [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] {
+      taken.store(number == kThreadPlaces ? 0 : 1u << number, std::memory_order_relaxed);
+    });
     std::uint32_t seen = taken.load(std::memory_order_relaxed);
     while (seen != ~std::uint32_t{0}) {
       const auto free = static_cast<std::uint32_t>(std::countr_one(seen));
@@ -22,21 +35,23 @@ class Place {
       }
     }
   }
-  ~Place() {
-    if (number != kThreadPlaces) taken.fetch_and(~(1u << number), std::memory_order_release);
-    number = kThreadPlaces;  // What still runs on this thread has none.
+  ~Guard() {
+    if (number == kThreadPlaces) return;
+    const std::uint32_t mine = std::exchange(number, kThreadPlaces);
+    taken.fetch_and(~(1u << mine), std::memory_order_release);
   }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-
-  std::uint32_t number = kThreadPlaces;
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
 };
 
 }  // namespace
 
 std::uint32_t this_thread_place() {
-  thread_local const Place place;
-  return place.number;
+  if (!has_asked) {
+    has_asked = true;
+    [[maybe_unused]] thread_local const Guard guard;
+  }
+  return number;
 }
 
 }  // namespace kvzc

@@ -62,15 +62,19 @@ Status Binding::failure() const {
 }
 
 std::vector<OperationSlot*> Binding::resolve(std::shared_ptr<const Resolved> resolved) {
-  const MutexLock lock(mutex_);
-  // The engine closed meanwhile.
-  if (state_ == State::kFailed && retry_ns_ == kNever) return {};
-  state_ = State::kReady;
-  if (resolved_) parted_.push_back(std::move(resolved_));
-  resolved_ = std::move(resolved);
-  ready_.store(resolved_.get(), std::memory_order_seq_cst);
-  has_parted_.store(!parted_.empty(), std::memory_order_seq_cst);
-  return std::exchange(waiting_, {});
+  std::vector<OperationSlot*> waited;
+  {
+    const MutexLock lock(mutex_);
+    // The engine closed meanwhile.
+    if (state_ == State::kFailed && retry_ns_ == kNever) return {};
+    part_from_resolved();
+    state_ = State::kReady;
+    resolved_ = std::move(resolved);
+    ready_.store(resolved_.get(), std::memory_order_seq_cst);
+    waited.swap(waiting_);
+  }
+  drop_parted();
+  return waited;
 }
 
 std::vector<OperationSlot*> Binding::fail(Status why, std::int64_t retry_ns) {
@@ -78,16 +82,22 @@ std::vector<OperationSlot*> Binding::fail(Status why, std::int64_t retry_ns) {
   {
     const MutexLock lock(mutex_);
     if (state_ == State::kFailed && retry_ns_ == kNever) return {};
+    part_from_resolved();
     state_ = State::kFailed;
     why_ = std::move(why);
     retry_ns_ = retry_ns;
-    ready_.store(nullptr, std::memory_order_seq_cst);
-    if (resolved_) parted_.push_back(std::exchange(resolved_, nullptr));
-    has_parted_.store(!parted_.empty(), std::memory_order_seq_cst);
     waited.swap(waiting_);
   }
   drop_parted();
   return waited;
+}
+
+void Binding::part_from_resolved() {
+  if (!resolved_) return;
+  parted_.push_back(resolved_);  // First: it may throw, and then nothing has changed.
+  ready_.store(nullptr, std::memory_order_seq_cst);
+  resolved_.reset();
+  has_parted_.store(true, std::memory_order_seq_cst);
 }
 
 void Binding::drop_parted() {

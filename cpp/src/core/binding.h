@@ -101,6 +101,8 @@ class Binding : public std::enable_shared_from_this<Binding> {
  private:
   enum class State { kNew, kResolving, kReady, kFailed };
 
+  // Keeps the form for those who may look at it, and lets nobody else see it.
+  void part_from_resolved() KVZC_REQUIRES(mutex_);
   // Lets go of the forms that visitors may have seen, if there are none now.
   void drop_parted();
 

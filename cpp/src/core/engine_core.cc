@@ -1091,6 +1091,8 @@ std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferI
     return std::nullopt;
   }
   if (options.notify && options.notify->size() > kMaxTagBytes) return std::nullopt;
+  // Looked at twice: here, so that a close does not count who is refused anyway, and below.
+  if (is_closed_.load(std::memory_order_relaxed)) return std::nullopt;
   const Binding::Visit visit(binding_for(*item.remote));
   const Binding::Resolved* const resolved = visit.resolved();
   if (resolved == nullptr || !resolved->channel->is_prompt() || resolved->endpoint->is_lost()) {
@@ -1103,7 +1105,8 @@ std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferI
   if (runs_into_itself(run, storage.piece(), memory)) return std::nullopt;
 
   Traffic& traffic = resolved->traffic->in(direction);
-  const bool is_timed = run.nbytes > kUntimedBytes || traffic.is_to_be_timed();
+  const bool is_small = run.nbytes <= kUntimedBytes;
+  const bool is_timed = !is_small || traffic.is_to_be_timed();
   Transfer::Ended ended;
   ended.submitted_ns = now_ns();
   if (options.deadline_ns <= ended.submitted_ns) return std::nullopt;
@@ -1111,8 +1114,10 @@ std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferI
       {direction, &memory, run, resolved->fence, options.notify ? &*options.notify : nullptr});
   if (!status) return std::nullopt;
   ended.done_ns = is_timed ? now_ns() : ended.submitted_ns;
-  if (status->is_ok()) {
+  if (status->is_ok() && is_small) {
     traffic.count_small(run.nbytes, is_timed ? ended.done_ns - ended.submitted_ns : -1);
+  } else if (status->is_ok()) {
+    traffic.count_done(run.nbytes, 1, ended.done_ns - ended.submitted_ns, 0);
   } else {
     traffic.count_failed();
     count_failure(*status);
@@ -1553,11 +1558,15 @@ void EngineCore::endpoint_ready(Endpoint& endpoint) {
                                   [](const auto& each) { return each != nullptr; });
   (*first)->is_first_choice.store(true);
   endpoint.count_in(std::move(traffic));
-  const MutexLock lock(mutex_);
-  lost_peers_.erase(endpoint.peer_incarnation());
-  auto list = std::make_shared<Endpoints>(*drained_);
-  list->push_back(endpoint.shared_from_this());
-  set_drained(std::move(list));
+  {
+    const MutexLock lock(mutex_);
+    lost_peers_.erase(endpoint.peer_incarnation());
+    auto list = std::make_shared<Endpoints>(*drained_);
+    list->push_back(endpoint.shared_from_this());
+    set_drained(std::move(list));
+  }
+  // It may have rung before anybody here knew of it.
+  doorbell_.ring();
 }
 
 void EngineCore::endpoint_lost(Endpoint& endpoint,

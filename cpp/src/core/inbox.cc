@@ -85,6 +85,7 @@ void Inbox::add(std::shared_ptr<const PeerInfo> peer, Origin origin, std::string
 }
 
 Arrival Inbox::remove(Item& item, Credits* credits) {
+  credits->add(std::move(item.origin));  // First: the last that may throw.
   const auto found = by_tag_.find(item.tag);
   Same& same = found->second;
   if (--same.count == 0) {
@@ -102,7 +103,6 @@ Arrival Inbox::remove(Item& item, Credits* credits) {
     before->next_of_tag = item.next_of_tag;
     if (same.last == &item) same.last = before;
   }
-  credits->add(std::move(item.origin));
   Arrival out{std::move(item.tag), std::move(item.peer), item.code, item.arrived_ns};
   if (spare_.size() < kMostSpare) {
     spare_.splice(spare_.begin(), order_, item.self);

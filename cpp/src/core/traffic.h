@@ -40,7 +40,7 @@ class Traffic {
   // looking at the clock twice would cost as much as the transfer.
   bool is_to_be_timed() {
     Counters* const mine = own();
-    return mine == nullptr || (mine->small++ & 15) == 0;
+    return mine == nullptr || mine->small % 16 == 0;
   }
   // Counts a small one that is done. `took_ns` below 0: it was not timed, and is counted as the thread's
   // last one that was.
@@ -50,6 +50,7 @@ class Traffic {
     if (adder.is_alone()) {
       if (took_ns < 0) took_ns = to.last_small_ns;
       to.last_small_ns = took_ns;
+      ++to.small;
     }
     count(adder, to, nbytes, 1, took_ns);
   }

@@ -1,6 +1,10 @@
 #include "base/thread_place.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -50,6 +54,53 @@ TEST(ThreadPlace, ThoseThatRunTogetherHaveDifferentOnes) {
   places.clear();
   run_together(4, note);
   EXPECT_LT(*std::max_element(places.begin(), places.end()), kThreadPlaces);
+}
+
+// Looks when the thread's own objects go, in the order that is worst.
+struct LooksAtTheEnd {
+  std::vector<std::uint32_t>* seen = nullptr;
+  ~LooksAtTheEnd() {
+    if (seen != nullptr) seen->push_back(this_thread_place());
+  }
+};
+
+TEST(ThreadPlace, WhatRunsAfterAThreadHasGivenItsPlaceBackHasNone) {
+  std::vector<std::uint32_t> seen;
+  std::thread([&] {
+    thread_local LooksAtTheEnd last;  // Made first, so that it goes last.
+    last.seen = &seen;
+    seen.push_back(this_thread_place());
+  }).join();
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_LT(seen[0], kThreadPlaces);
+  EXPECT_EQ(seen[1], kThreadPlaces);
+}
+
+TEST(ThreadPlace, AForkedChildHasTheOthersPlaces) {
+  std::mutex mutex;
+  mutex.lock();
+  std::vector<std::thread> threads;
+  std::atomic<std::uint32_t> there{0};
+  const std::uint32_t own = this_thread_place();
+  for (std::uint32_t i = 0; i < kThreadPlaces; ++i) {
+    threads.emplace_back([&] {
+      (void)this_thread_place();
+      ++there;
+      const std::lock_guard wait(mutex);
+    });
+  }
+  while (there < kThreadPlaces) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    std::uint32_t place = kThreadPlaces;
+    std::thread([&] { place = this_thread_place(); }).join();
+    _exit(place < kThreadPlaces && place != own && this_thread_place() == own ? 0 : 1);
+  }
+  mutex.unlock();
+  for (std::thread& thread : threads) thread.join();
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Traffic, CountsOfAllThreadsAddUpToTheLastOne) {

@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
 #include <utility>
 
 #include "base/process.h"
@@ -37,7 +37,7 @@ void Populator::add(std::weak_ptr<const MappedMemory> memory) {
     try {
       thread_ = std::thread([this] { run(); });
       pthread_setname_np(thread_.native_handle(), "kvzc-populate");
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {  // No thread, or no memory for one.
       queue_.clear();
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -99,7 +99,9 @@ void ShmChannel::post(Operation& operation) {
 
 std::optional<Status> ShmChannel::do_now(const SmallOperation& operation) {
   auto& memory = static_cast<PeerMemory&>(*operation.remote);
-  if (memory.data() == nullptr || operation.run.nbytes > host_.tuning.inline_bytes) return std::nullopt;
+  // No more than a chunk: so long a revoke waits at most.
+  const std::uint64_t most = std::min(host_.tuning.inline_bytes, host_.tuning.chunk_bytes);
+  if (memory.data() == nullptr || operation.run.nbytes > most) return std::nullopt;
   if (operation.tag == nullptr) return copy_small(operation, memory);
   // The peer has read them since they were written last.
   if (operation.direction == Direction::kPut) prefetch_to_write(memory.data() + operation.run.remote);
@@ -321,7 +323,7 @@ void ShmChannel::write_tag(std::string_view tag, Code code) {
     outbox_.write(shared_.tail, &header, sizeof header);
     outbox_.write(shared_.tail + sizeof header, tag.data(), tag.size());
     shared_.tail += record_bytes(tag.size());
-    outbox_.page().writer.tail.store(shared_.tail, std::memory_order_release);
+    outbox_.page().writer.tail.store(shared_.tail, std::memory_order_seq_cst);
     if (shared_.tail - shared_.seen_head > outbox_.ring_bytes() / 2) {
       shared_.seen_head = outbox_.page().reader.head.load(std::memory_order_acquire);
       if (shared_.tail - shared_.seen_head > outbox_.ring_bytes() / 2) {
@@ -349,7 +351,8 @@ void ShmChannel::drain() {
   auto& page = side_.outbox.page();
   prefetch_to_read(side_.outbox.at(shared_.drained.load(std::memory_order_relaxed)));
   // Mostly there is nothing, and that is seen without the lock: `drained` moves when all is in the inbox.
-  if (page.writer.tail.load(std::memory_order_acquire) ==
+  // Sequentially consistent: whoever has asked to be rung for and then looks here sees it, or is rung.
+  if (page.writer.tail.load(std::memory_order_seq_cst) ==
       shared_.drained.load(std::memory_order_acquire)) {
     return;
   }
