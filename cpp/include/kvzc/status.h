@@ -65,6 +65,8 @@ class [[nodiscard]] Status {
       : code_(code), text_(std::make_shared<const std::string>(std::move(text))) {}
 
   static Status ok() { return {}; }
+  // Makes a kLimitExceeded status where memory ran out: takes none itself.
+  static Status out_of_memory();
   // Makes a kSystem status with the text of an errno value.
   static Status system(int error_number, std::string_view doing);
 

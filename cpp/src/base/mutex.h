@@ -73,4 +73,18 @@ class KVZC_THREAD_SAFETY(scoped_lockable) UniqueLock {
   bool is_held_ = true;
 };
 
+// Lets go of a held one as long as it lives, however what comes meanwhile ends.
+class KVZC_THREAD_SAFETY(scoped_lockable) MutexUnlock {
+ public:
+  explicit MutexUnlock(Mutex& mutex) KVZC_THREAD_SAFETY(release_capability(mutex)) : mutex_(mutex) {
+    mutex_.unlock();
+  }
+  ~MutexUnlock() KVZC_THREAD_SAFETY(release_capability()) { mutex_.lock(); }
+  MutexUnlock(const MutexUnlock&) = delete;
+  MutexUnlock& operator=(const MutexUnlock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
 }  // namespace kvzc

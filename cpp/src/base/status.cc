@@ -24,6 +24,20 @@ Code code_from_wire(std::uint8_t number) {
   return code == Code::kWouldBlock ? Code::kProtocol : code;
 }
 
+namespace {
+// Made when the library is loaded.
+const std::string no_memory_text =
+    "no memory is left for what the transfer needs; move fewer at once, or raise the process's limit";
+}  // namespace
+
+Status Status::out_of_memory() {
+  Status out;
+  out.code_ = Code::kLimitExceeded;
+  // Shares nothing, and so needs no count.
+  out.text_ = std::shared_ptr<const std::string>(std::shared_ptr<const std::string>(), &no_memory_text);
+  return out;
+}
+
 Status Status::system(int error_number, std::string_view doing) {
   char buffer[128];
   // The GNU form returns the text, which need not lie in the buffer.

@@ -241,10 +241,9 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
     std::vector<Transfer> untold;
     for (; untold_ != running_.end(); ++untold_) untold.push_back(untold_->entry.transfer);
     if (untold.empty()) return;
-    mutex_.unlock();
+    const MutexUnlock meanwhile(mutex_);
     for (const Transfer& each : untold) each.will_sleep();
     untold.clear();
-    mutex_.lock();
   }
 
   template <typename Predicate>

@@ -761,6 +761,7 @@ void Endpoint::send_attaches() {
     attach.grant_id = info.grant_id;
     attach.proof = wire::prove(info.key, kAttachRole, session_, info.grant_id);
     attaching_[attach.request] = binding;
+    storages_due_ += info.storage_nbytes.size();
     send(wire::encode(attach));
   }
 }
@@ -833,6 +834,12 @@ Status Endpoint::send_storage(const LocalStorage& storage, Access access) {
 
 Status Endpoint::on_storage(const wire::Storage& storage, std::vector<OwnedFd> fds) {
   const auto transports = host_.transports();
+  // Memory comes in answer to attaches only, at most what the handles say: else whoever we write to could
+  // have us map without end.
+  if (storages_due_ == 0) {
+    return Status(Code::kProtocol, peer_words() + " sent memory that nobody has asked for");
+  }
+  --storages_due_;
   Import import;
   import.nbytes = storage.nbytes;
   for (const auto& transport : transports) {
@@ -918,6 +925,9 @@ void Endpoint::on_attached(const wire::Attached& attached) {
   if (found == attaching_.end()) return;
   const std::shared_ptr<Binding> binding = found->second;
   attaching_.erase(found);
+  // Answers come in the order of the requests: of this one nothing more comes.
+  storages_due_ = 0;
+  for (const auto& [request, other] : attaching_) storages_due_ += other->info().storage_nbytes.size();
   auto resolved = std::make_shared<Binding::Resolved>();
   Status status = resolve(attached, *binding, resolved.get());
   if (status.is_ok()) {

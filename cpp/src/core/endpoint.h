@@ -240,6 +240,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::vector<std::shared_ptr<Binding>> to_attach_;
   std::deque<std::shared_ptr<Binding>> attach_queue_;
   std::unordered_map<std::uint32_t, std::shared_ptr<Binding>> attaching_;
+  std::uint64_t storages_due_ = 0;  // So many, at most, may come in answer to those.
   std::uint32_t next_request_ = 1;
   std::unordered_map<std::uint64_t, Import> imports_;
   std::vector<std::weak_ptr<Binding>> bound_;

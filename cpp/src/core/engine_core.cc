@@ -1145,8 +1145,7 @@ Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remot
   try {
     status = fill_slot(*slot);
   } catch (const std::exception&) {  // No memory, or a list that no memory would hold.
-    status = Status(Code::kLimitExceeded,
-                    "no memory is left for the transfer's list of runs; move fewer at once");
+    status = Status::out_of_memory();
   }
   if (!status.is_ok()) {
     abandon(slot);

@@ -1,22 +1,35 @@
 #include "core/storage_table.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "base/checked_math.h"
 
 namespace kvzc {
+namespace {
+
+// Where in a table of so many places an address belongs; neighbours are apart.
+std::size_t place_of(const std::byte* data, std::size_t places) {
+  return (reinterpret_cast<std::uintptr_t>(data) * 0x9e3779b97f4a7c15u >> 32) % places;
+}
+
+}  // namespace
 
 StorageTable::Entry* StorageTable::find_entry(const std::byte* data, std::uint64_t nbytes) {
+  Entry*& recent = recent_[place_of(data, recent_.size())];
+  const auto holds_it = [&](const Entry& entry) {
+    const LocalStorage& storage = *entry.storage;
+    return data >= storage.data &&
+           range_fits(static_cast<std::uint64_t>(data - storage.data), nbytes, storage.nbytes);
+  };
+  if (recent != nullptr && holds_it(*recent)) return recent;
   // Backwards from the last one that begins at or before the address. Storages seldom overlap, so
   // the first look nearly always decides; an overlapping one that is missed costs a second
   // registration of the same bytes and nothing else.
   auto at = entries_.upper_bound(data);
   for (int looks = 0; at != entries_.begin() && looks < 4; ++looks) {
     --at;
-    LocalStorage& storage = *at->second.storage;
-    if (range_fits(static_cast<std::uint64_t>(data - storage.data), nbytes, storage.nbytes)) {
-      return &at->second;
-    }
+    if (holds_it(at->second)) return recent = &at->second;
   }
   return nullptr;
 }
@@ -49,6 +62,7 @@ bool StorageTable::release(const std::shared_ptr<LocalStorage>& storage) {
   for (; at != end; ++at) {
     if (at->second.storage != storage) continue;
     if (--at->second.registrations > 0) return false;
+    std::replace(recent_.begin(), recent_.end(), &at->second, static_cast<Entry*>(nullptr));
     entries_.erase(at);
     return true;
   }

@@ -1,6 +1,7 @@
 // StorageTable: the pieces of local memory that an engine has registered, each once.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -41,6 +42,9 @@ class StorageTable {
   const std::shared_ptr<SharedAllocator> allocator_;
   Mutex mutex_;  // Guards the rest.
   std::multimap<const std::byte*, Entry> entries_ KVZC_GUARDED_BY(mutex_);
+  // What was found last, by address: a put from the same tensor again takes as long with many
+  // storages as with one. Points into entries_.
+  std::array<Entry*, 256> recent_ KVZC_GUARDED_BY(mutex_){};
   std::uint64_t next_id_ KVZC_GUARDED_BY(mutex_) = 1;
 };
 

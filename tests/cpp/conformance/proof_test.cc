@@ -15,8 +15,9 @@
 namespace kvzc::conformance {
 namespace {
 
-// Changes a message's body of the wanted type; the rest passes as it is.
-using Change = std::function<std::vector<std::byte>(std::span<const std::byte> body)>;
+using Bytes = std::vector<std::byte>;
+// Gives the messages that go on in place of one of the wanted type; the rest passes as it is.
+using Change = std::function<std::vector<Bytes>(std::span<const std::byte> body)>;
 
 class Relay {
  public:
@@ -54,11 +55,16 @@ class Relay {
   }
   void pass_on(Message message, ControlSocket& to) {
     const auto opened = wire::open(message.bytes);
-    if (opened.is_ok() && opened->first == type_) {
-      message.bytes = change_(opened->second);
-      has_changed_.store(true);
+    if (!opened.is_ok() || opened->first != type_) {
+      (void)to.send(message);
+      return;
     }
-    (void)to.send(message);
+    has_changed_.store(true);  // First: what is sent may end all of it.
+    for (Bytes& bytes : change_(opened->second)) {
+      message.bytes = std::move(bytes);
+      (void)to.send(message);
+      message.fds.clear();
+    }
   }
 
   const RemoteView owner_;
@@ -108,9 +114,9 @@ class ProofTest : public Conformance {
 };
 
 template <typename M>
-std::vector<std::byte> with_another_proof(Result<M> message) {
+std::vector<Bytes> with_another_proof(Result<M> message) {
   message->proof[3] ^= std::byte{1};
-  return wire::encode(*message);
+  return {wire::encode(*message)};
 }
 
 TEST_P(ProofTest, AnOwnerThatDoesNotProveTheKeyIsNotBelieved) {
@@ -142,9 +148,23 @@ TEST_P(ProofTest, AStorageOfAnotherSizeThanTheHandleSaysIsNotWrittenTo) {
               [](auto body) {
                 Result<wire::Storage> storage = wire::decode_storage(body);
                 storage->nbytes -= 64;
-                return wire::encode(*storage);
+                return std::vector<Bytes>{wire::encode(*storage)};
               },
               {Code::kBadHandle});
+}
+
+TEST_P(ProofTest, MemoryThatNobodyAskedForEndsTheConnection) {
+  run_relayed(wire::Type::kStorage,
+              [](auto body) {
+                Result<wire::Storage> storage = wire::decode_storage(body);
+                // With the descriptors that came; the second has none, and is of no use for that.
+                std::vector<Bytes> all{wire::encode(*storage)};
+                storage->roads.clear();
+                storage->id += 1'000'000;
+                all.push_back(wire::encode(*storage));
+                return all;
+              },
+              {Code::kProtocol});
 }
 
 TEST_P(ProofTest, AFenceSlotThatIsNotOnTheOwnersBoardIsRefused) {
@@ -156,7 +176,7 @@ TEST_P(ProofTest, AFenceSlotThatIsNotOnTheOwnersBoardIsRefused) {
               [](auto body) {
                 Result<wire::Attached> attached = wire::decode_attached(body);
                 attached->fence_slot = 0xfffffff0;
-                return wire::encode(*attached);
+                return std::vector<Bytes>{wire::encode(*attached)};
               },
               {is_another_process ? Code::kTransportUnavailable : Code::kRevoked});
 }

@@ -75,8 +75,7 @@ void ShmChannel::post(Operation& operation) {
     cut_chunks(operation);
   } catch (const std::bad_alloc&) {
     operation.chunks.clear();
-    operation.fail(Status(Code::kLimitExceeded,
-                          "no memory is left for the transfer's list of chunks; move fewer at once"));
+    operation.fail(Status::out_of_memory());
   }
   const auto count = static_cast<std::uint32_t>(operation.chunks.size());
   const bool is_small = operation.nbytes <= host_.tuning.inline_bytes;
@@ -108,7 +107,13 @@ std::optional<Status> ShmChannel::do_now(const SmallOperation& operation) {
   prefetch_to_write(&outbox_.page().writer.tail);
   prefetch_to_write(outbox_.at(outbox_.page().writer.tail.load(std::memory_order_relaxed)));
   if (!take_credit(operation.tag->size()).is_ok()) return std::nullopt;
-  Status copied = copy_small(operation, memory);
+  Status copied;
+  try {
+    copied = copy_small(operation, memory);
+  } catch (const std::bad_alloc&) {
+    // None was left to say what went wrong with. The credit was taken, so that the tag goes nevertheless.
+    copied = Status::out_of_memory();
+  }
   write_tag(*operation.tag, copied.code());
   return copied;
 }
