@@ -202,7 +202,10 @@ class StoppedWriterTest : public Conformance {
             party.tell(memory.handle_text());
             const auto pid = static_cast<pid_t>(std::stoi(party.hear()));
             ASSERT_NE(first_peer(*engine), nullptr);
-            std::this_thread::sleep_for(std::chrono::milliseconds(3));
+            // When some of it has come, each round another part, it is in the middle.
+            const volatile std::byte& part = memory.data()[kBytes / 5 * static_cast<unsigned>(1 + round % 3)];
+            for (const std::int64_t end = in_seconds(0.2); part == std::byte{} && in_seconds(0) < end;) {
+            }
             stop(pid);
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
             const char was_held = owner(*engine, memory, pid) ? 'y' : 'n';
