@@ -17,24 +17,28 @@ std::vector<PyArrival> wrap(const std::shared_ptr<PyEngine>& owner, std::vector<
   return out;
 }
 
-std::vector<PyArrival> wait_arrivals(const PyArrivals& self, const py::bytes& tag,
-                                     std::size_t count, const std::optional<PyPeer>& peer,
-                                     const std::optional<double>& timeout) {
-  const std::shared_ptr<PyEngine> owner = self.engine();
+std::vector<Arrival> wait_arrivals(const std::shared_ptr<PyEngine>& owner, const py::bytes& tag,
+                                   std::size_t count, const std::optional<PyPeer>& peer,
+                                   const std::optional<double>& timeout) {
   const std::string_view text = tag;
   if (text.size() > kMaxTagBytes) {
     raise(Status(Code::kInvalidArgument, "a tag has at most 240 bytes; this one can never arrive"));
   }
   const PeerInfo* from = peer ? peer->info.get() : nullptr;
-  std::vector<Arrival> out;
-  // Also between two slices somebody waits for the tag.
-  const std::shared_ptr<void> expected = owner->engine->expect_arrivals(text);
-  check(wait_in_slices(deadline_of(timeout, owner->default_timeout), [&](std::int64_t slice_ns) {
-    Result<std::vector<Arrival>> taken = owner->engine->wait_arrivals(text, count, from, slice_ns);
-    if (taken.is_ok()) out = taken.take();
-    return taken.status();
-  }));
-  return wrap(owner, std::move(out));
+  const std::int64_t deadline_ns = deadline_of(timeout, owner->default_timeout);
+  std::optional<GilRelease> without_gil(std::in_place);
+  bool is_interrupted = false;
+  const auto go_on = [&] {
+    without_gil.reset();
+    is_interrupted = PyErr_CheckSignals() != 0;
+    without_gil.emplace();
+    return !is_interrupted;
+  };
+  Result<std::vector<Arrival>> taken =
+      owner->engine->wait_arrivals(text, count, from, deadline_ns, go_on);
+  without_gil.reset();
+  if (is_interrupted) throw py::error_already_set();
+  return take(std::move(taken));
 }
 
 }  // namespace
@@ -125,14 +129,22 @@ void bind_arrivals(py::module_& module) {
           "wait",
           [](const PyArrivals& self, const py::bytes& tag, const std::optional<PyPeer>& peer,
              const std::optional<double>& timeout) {
-            return wait_arrivals(self, tag, 1, peer, timeout)[0];
+            const std::shared_ptr<PyEngine> owner = self.engine();
+            return PyArrival{owner, std::move(wait_arrivals(owner, tag, 1, peer, timeout)[0])};
           },
           py::arg("tag"), py::kw_only(), py::arg("peer") = py::none(),
           py::arg("timeout") = py::none(),
           "Takes one arrival of `tag`: when it returns, its bytes are readable unless .error says\n"
           "otherwise. With `peer`, only from that peer, and PeerLost when it is gone. Raises\n"
           "TimedOut after `timeout` seconds (None: the engine's default), Closed.")
-      .def("wait", &wait_arrivals, py::arg("tag"), py::arg("count"), py::kw_only(),
+      .def(
+          "wait",
+          [](const PyArrivals& self, const py::bytes& tag, std::size_t count,
+             const std::optional<PyPeer>& peer, const std::optional<double>& timeout) {
+            const std::shared_ptr<PyEngine> owner = self.engine();
+            return wrap(owner, wait_arrivals(owner, tag, count, peer, timeout));
+          },
+          py::arg("tag"), py::arg("count"), py::kw_only(),
            py::arg("peer") = py::none(), py::arg("timeout") = py::none(),
            "Takes `count` arrivals of `tag` together, in the order in which they came.")
       .def(

@@ -10,6 +10,7 @@
 #include <pybind11/stl/filesystem.h>
 
 #include "bindings.h"
+#include "keywords.h"
 
 namespace kvzc::bindings {
 namespace {
@@ -282,13 +283,62 @@ constexpr const char* kEngineDoc =
     "faults: a Faults, to make trouble on demand in tests.";
 
 // The keyword arguments that every put and get has.
-#define KVZC_TRANSFER_ARGUMENTS                                                 \
-  py::kw_only(), py::arg("after") = py::none(), py::arg("notify") = py::none(), \
-                 py::arg("label") = py::none(), py::arg("deadline") = py::none(), \
-                 py::arg("accept_timeout") = py::none(), py::arg("queue") = py::none()
+auto transfer_keywords() {
+  return std::tuple(py::arg("after") = py::none(), py::arg("notify") = py::none(),
+                    py::arg("label") = py::none(), py::arg("deadline") = py::none(),
+                    py::arg("accept_timeout") = py::none(), py::arg("queue") = py::none());
+}
 
 using Tag = std::optional<py::bytes>;
 using Seconds = std::optional<double>;
+using Owner = std::shared_ptr<PyEngine>;
+
+// Of one local and one remote view; which of them is the source says the direction.
+template <Direction direction>
+PyTransferPointer move_one(const Owner& self, const py::object& local, const RemoteView& remote,
+                           const py::object& after, const Tag& notify, const py::object& label,
+                           const Seconds& deadline, const Seconds& accept_timeout,
+                           const Queue& queue) {
+  return transfer(self, direction, local, remote,
+                  {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
+}
+
+template <Direction direction>
+PyTransferPointer move_many(const Owner& self, const Pairs& pairs, const py::object& after,
+                            const Tag& notify, const py::object& label, const Seconds& deadline,
+                            const Seconds& accept_timeout, const Queue& queue) {
+  return transfer_many(self, direction, pairs,
+                       {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
+}
+
+// The same from the default engine.
+template <Direction direction>
+PyTransferPointer move_here(const py::object& local, const RemoteView& remote,
+                            const py::object& after, const Tag& notify, const py::object& label,
+                            const Seconds& deadline, const Seconds& accept_timeout,
+                            const Queue& queue) {
+  return move_one<direction>(default_engine(), local, remote, after, notify, label, deadline,
+                             accept_timeout, queue);
+}
+
+template <Direction direction>
+PyTransferPointer move_many_here(const Pairs& pairs, const py::object& after, const Tag& notify,
+                                 const py::object& label, const Seconds& deadline,
+                                 const Seconds& accept_timeout, const Queue& queue) {
+  return move_many<direction>(default_engine(), pairs, after, notify, label, deadline,
+                              accept_timeout, queue);
+}
+
+void bind_moves(py::class_<PyEngine, Owner> engine) {
+  define_quick(engine, "put", &move_one<Direction::kPut>, kPutDoc,
+               std::tuple(py::arg("source"), py::arg("target")), transfer_keywords());
+  define_quick(engine, "get", &move_one<Direction::kGet>, kGetDoc,
+               std::tuple(py::arg("target"), py::arg("source")), transfer_keywords());
+  define_quick(engine, "put_many", &move_many<Direction::kPut>, kPutManyDoc,
+               std::tuple(py::arg("pairs")), transfer_keywords());
+  define_quick(engine, "get_many", &move_many<Direction::kGet>, kGetManyDoc,
+               std::tuple(py::arg("pairs")), transfer_keywords());
+}
 
 void bind_default_engine(py::module_& module) {
   module.def("default_engine", &default_engine,
@@ -302,40 +352,12 @@ void bind_default_engine(py::module_& module) {
         return make_empty(*state().allocator, shape, dtype, device);
       },
       py::arg("shape"), py::arg("dtype"), py::arg("device") = "cpu", kEmptyDoc);
-  module.def(
-      "put",
-      [](const py::object& source, const RemoteView& target, const py::object& after,
-         const Tag& notify, const py::object& label, const Seconds& deadline,
-         const Seconds& accept_timeout, const Queue& queue) {
-        return transfer(default_engine(), Direction::kPut, source, py::cast(target),
-                        {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-      },
-      py::arg("source"), py::arg("target"), KVZC_TRANSFER_ARGUMENTS, kPutDoc);
-  module.def(
-      "get",
-      [](const py::object& target, const RemoteView& source, const py::object& after,
-         const Tag& notify, const py::object& label, const Seconds& deadline,
-         const Seconds& accept_timeout, const Queue& queue) {
-        return transfer(default_engine(), Direction::kGet, target, py::cast(source),
-                        {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-      },
-      py::arg("target"), py::arg("source"), KVZC_TRANSFER_ARGUMENTS, kGetDoc);
-  module.def(
-      "put_many",
-      [](const Pairs& pairs, const py::object& after, const Tag& notify, const py::object& label,
-         const Seconds& deadline, const Seconds& accept_timeout, const Queue& queue) {
-        return transfer_many(default_engine(), Direction::kPut, pairs,
-                             {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-      },
-      py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kPutManyDoc);
-  module.def(
-      "get_many",
-      [](const Pairs& pairs, const py::object& after, const Tag& notify, const py::object& label,
-         const Seconds& deadline, const Seconds& accept_timeout, const Queue& queue) {
-        return transfer_many(default_engine(), Direction::kGet, pairs,
-                             {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-      },
-      py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kGetManyDoc);
+  define_quick(module, "put", &move_here<Direction::kPut>, kPutDoc, std::tuple(py::arg("source"), py::arg("target")), transfer_keywords());
+  define_quick(module, "get", &move_here<Direction::kGet>, kGetDoc, std::tuple(py::arg("target"), py::arg("source")), transfer_keywords());
+  define_quick(module, "put_many", &move_many_here<Direction::kPut>, kPutManyDoc, std::tuple(py::arg("pairs")),
+               transfer_keywords());
+  define_quick(module, "get_many", &move_many_here<Direction::kGet>, kGetManyDoc, std::tuple(py::arg("pairs")),
+               transfer_keywords());
   module.def(
       "connect",
       [](const RemoteView& handle, const std::optional<double>& timeout) {
@@ -579,44 +601,6 @@ void bind_engine(py::module_& module) {
           },
           py::arg("shape"), py::arg("dtype"), py::arg("device") = "cpu", kEmptyDoc)
       .def(
-          "put",
-          [](const std::shared_ptr<PyEngine>& self, const py::object& source,
-             const RemoteView& target, const py::object& after, const Tag& notify,
-             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout,
-             const Queue& queue) {
-            return transfer(self, Direction::kPut, source, py::cast(target),
-                            {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-          },
-          py::arg("source"), py::arg("target"), KVZC_TRANSFER_ARGUMENTS, kPutDoc)
-      .def(
-          "get",
-          [](const std::shared_ptr<PyEngine>& self, const py::object& target,
-             const RemoteView& source, const py::object& after, const Tag& notify,
-             const py::object& label, const Seconds& deadline, const Seconds& accept_timeout,
-             const Queue& queue) {
-            return transfer(self, Direction::kGet, target, py::cast(source),
-                            {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-          },
-          py::arg("target"), py::arg("source"), KVZC_TRANSFER_ARGUMENTS, kGetDoc)
-      .def(
-          "put_many",
-          [](const std::shared_ptr<PyEngine>& self, const Pairs& pairs, const py::object& after,
-             const Tag& notify, const py::object& label, const Seconds& deadline,
-             const Seconds& accept_timeout, const Queue& queue) {
-            return transfer_many(self, Direction::kPut, pairs,
-                                 {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-          },
-          py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kPutManyDoc)
-      .def(
-          "get_many",
-          [](const std::shared_ptr<PyEngine>& self, const Pairs& pairs, const py::object& after,
-             const Tag& notify, const py::object& label, const Seconds& deadline,
-             const Seconds& accept_timeout, const Queue& queue) {
-            return transfer_many(self, Direction::kGet, pairs,
-                                 {after, notify, label, deadline, accept_timeout, queue.value_or(nullptr)});
-          },
-          py::arg("pairs"), KVZC_TRANSFER_ARGUMENTS, kGetManyDoc)
-      .def(
           "notify",
           [](const std::shared_ptr<PyEngine>& self,
              const std::variant<PyPeer, RemoteView>& target, const py::bytes& tag, const Seconds& deadline,
@@ -671,6 +655,7 @@ void bind_engine(py::module_& module) {
         return "<kvzc.Engine '" + self.engine->name() + "'" +
                (self.engine->usable().is_ok() ? ">" : ", closed>");
       });
+  bind_moves(module.attr("Engine"));
   bind_default_engine(module);
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "bindings.h"
+#include "keywords.h"
 
 namespace kvzc::bindings {
 namespace {
@@ -123,12 +124,15 @@ constexpr const char* kGetDoc =
     "Reads blocks of the remote side into blocks of the local one: block source_blocks[i] of the\n"
     "remote side goes to target_blocks[i] here. Everything else as in Plan.put().";
 
-#define KVZC_PLAN_ARGUMENTS                                                                   \
-  py::arg("source_blocks"), py::arg("target_blocks"), py::kw_only(),                          \
-      py::arg("layers") = py::none(), py::arg("after") = py::none(),                          \
-      py::arg("notify") = py::none(), py::arg("label") = py::none(),                          \
-      py::arg("deadline") = py::none(), py::arg("accept_timeout") = py::none(),               \
-      py::arg("queue") = py::none()
+auto block_arguments() {
+  return std::tuple(py::arg("source_blocks"), py::arg("target_blocks"));
+}
+auto move_keywords() {
+  return std::tuple(py::arg("layers") = py::none(), py::arg("after") = py::none(),
+                    py::arg("notify") = py::none(), py::arg("label") = py::none(),
+                    py::arg("deadline") = py::none(), py::arg("accept_timeout") = py::none(),
+                    py::arg("queue") = py::none());
+}
 
 template <Direction direction>
 PyTransferPointer move_blocks(const PyPlan& self, const py::object& source_blocks,
@@ -149,9 +153,12 @@ void declare_plans(py::module_& module) {
 }
 
 void bind_plans(py::module_& module) {
-  py::reinterpret_borrow<py::class_<PyPlan>>(module.attr("Plan"))
-      .def("put", &move_blocks<Direction::kPut>, KVZC_PLAN_ARGUMENTS, kPutDoc)
-      .def("get", &move_blocks<Direction::kGet>, KVZC_PLAN_ARGUMENTS, kGetDoc)
+  auto plan = py::reinterpret_borrow<py::class_<PyPlan>>(module.attr("Plan"));
+  define_quick(plan, "put", &move_blocks<Direction::kPut>, kPutDoc, block_arguments(),
+               move_keywords());
+  define_quick(plan, "get", &move_blocks<Direction::kGet>, kGetDoc, block_arguments(),
+               move_keywords());
+  plan
       .def_property_readonly(
           "layers", [](const PyPlan& self) { return self.names; },
           "Names of the tensors, in order, as the remote side has them; [''] for one alone.")

@@ -162,12 +162,12 @@ const LocalView& local_of(Engine& engine, Direction direction, py::handle local,
 }
 
 PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
-                           py::handle local, py::handle remote,
+                           py::handle local, const RemoteView& remote,
                            const TransferArguments& arguments) {
   release_waiting_objects();
   std::optional<LocalView> made;
   const LocalView& view = local_of(*owner->engine, direction, local, made);
-  const TransferItem item{&view, &remote_of(direction, remote)};
+  const TransferItem item{&view, &remote};
   return start(owner, direction, {&item, 1}, arguments);
 }
 

@@ -237,7 +237,8 @@ using PyTransferPointer = std::unique_ptr<PyTransfer>;
 const LocalView& local_of(Engine& engine, Direction direction, py::handle local,
                           std::optional<LocalView>& made);
 PyTransferPointer transfer(const std::shared_ptr<PyEngine>& owner, Direction direction,
-                           py::handle local, py::handle remote, const TransferArguments& arguments);
+                           py::handle local, const RemoteView& remote,
+                           const TransferArguments& arguments);
 // Pairs of (source, target): local and remote for a put, remote and local for a get.
 PyTransferPointer transfer_many(const std::shared_ptr<PyEngine>& owner, Direction direction,
                                 const Pairs& pairs, const TransferArguments& arguments);

@@ -322,11 +322,12 @@ class Engine {
   Result<std::string> explain(const RemoteView& target);
   Status peer_status(const PeerInfo& peer) const;
 
-  // Waits for `count` tags. Errors: kTimedOut; kPeerLost when `peer` is given and lost; kClosed.
+  // Waits for `count` tags; meanwhile poll_arrivals() leaves `tag` alone. `go_on` is asked some twenty
+  // times a second, by this thread, and ends the wait with false: for who has to look at something else
+  // too. Errors: kTimedOut, that way too; kPeerLost when `peer` is given and lost; kClosed.
   Result<std::vector<Arrival>> wait_arrivals(std::string_view tag, std::size_t count,
-                                             const PeerInfo* peer, std::int64_t deadline_ns);
-  // As long as the token lives, poll_arrivals() leaves `tag` alone; for those who wait in slices.
-  std::shared_ptr<void> expect_arrivals(std::string_view tag);
+                                             const PeerInfo* peer, std::int64_t deadline_ns,
+                                             const std::function<bool()>& go_on = {});
   std::vector<Arrival> poll_arrivals(std::size_t most);
   void forget_arrivals(std::string_view tag);
   // Gives a descriptor that is readable when poll_arrivals() may give something.

@@ -380,13 +380,11 @@ Result<std::string> Engine::explain(const RemoteView& target) { return core_->ex
 Status Engine::peer_status(const PeerInfo& peer) const { return core_->peer_status(peer); }
 
 Result<std::vector<Arrival>> Engine::wait_arrivals(std::string_view tag, std::size_t count,
-                                                   const PeerInfo* peer, std::int64_t deadline_ns) {
-  return core_->wait_arrivals(tag, count, peer, deadline_ns);
+                                                   const PeerInfo* peer, std::int64_t deadline_ns,
+                                                   const std::function<bool()>& go_on) {
+  return core_->wait_arrivals(tag, count, peer, deadline_ns, go_on);
 }
 
-std::shared_ptr<void> Engine::expect_arrivals(std::string_view tag) {
-  return core_->expect_arrivals(tag);
-}
 
 std::vector<Arrival> Engine::poll_arrivals(std::size_t most) { return core_->poll_arrivals(most); }
 void Engine::forget_arrivals(std::string_view tag) { core_->forget_arrivals(tag); }

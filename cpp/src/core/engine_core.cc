@@ -46,6 +46,8 @@ constexpr std::size_t kMostAddresses = 8;
 constexpr std::int64_t kSpinNs = 20'000;
 constexpr std::int64_t kMostSpinNs = 200'000;
 constexpr std::int64_t kMostDeviceSpinNs = 2'000'000;
+// How often a thread that waits for tags is asked whether it still wants to.
+constexpr std::int64_t kAskNs = 50'000'000;
 
 Status closed() { return Status(Code::kClosed, "the engine is closed; make another one"); }
 
@@ -1771,12 +1773,34 @@ void EngineCore::channel_lost(std::uint64_t peer_token) {
   reinterpret_cast<const Endpoint::Way*>(peer_token)->endpoint->look_at_channels();
 }
 
+// While it lives somebody waits for the tag.
+class EngineCore::Expectation {
+ public:
+  Expectation(EngineCore& core, std::string_view tag) : core_(core), tag_(tag) {
+    core_.inbox_.begin_wait(tag_);
+  }
+  ~Expectation() {
+    core_.inbox_.end_wait(tag_);
+    // What is left of it may be polled now, and whoever sleeps on the descriptor has not heard of it.
+    if (core_.has_arrivals_fd_.load(std::memory_order_seq_cst) && core_.inbox_.has_pollable()) {
+      core_.doorbell_.set_event();
+    }
+  }
+  Expectation(const Expectation&) = delete;
+  Expectation& operator=(const Expectation&) = delete;
+
+ private:
+  EngineCore& core_;
+  const std::string_view tag_;
+};
+
 Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std::size_t count,
                                                        const PeerInfo* peer,
-                                                       std::int64_t deadline_ns) {
+                                                       std::int64_t deadline_ns,
+                                                       const std::function<bool()>& go_on) {
   if (count == 0) return std::vector<Arrival>();
   if (fork_guard_.is_forked_child()) return usable();
-  inbox_.begin_wait(tag);
+  const Expectation expectation(*this, tag);
   const auto look = [&]() -> Result<std::vector<Arrival>> {
     Inbox::Credits credits;
     std::vector<Arrival> taken = inbox_.take(tag, count, peer, &credits);
@@ -1787,6 +1811,7 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
   WaitCount waits(counters_.arrival_wait_ns);
   const std::int64_t start = waits.since_ns();
   const std::int64_t spin_until = std::min(deadline_ns, start + arrival_patience_.ns());
+  std::int64_t ask_ns = go_on ? start + kAskNs : INT64_MAX;
   bool has_slept = false;
   std::shared_ptr<const Endpoints> endpoints;
   std::uint64_t version = 0;
@@ -1818,7 +1843,9 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
       break;
     }
     const std::int64_t now = now_ns();
-    if (now >= deadline_ns) {
+    const bool is_given_up = now >= ask_ns && !go_on();
+    if (now >= ask_ns) ask_ns = now + kAskNs;
+    if (now >= deadline_ns || is_given_up) {
       outcome = Status(Code::kTimedOut, "the tag '" + std::string(tag) + "' did not arrive " +
                                             (count > 1 ? std::to_string(count) + " times " : "") +
                                             "in time");
@@ -1833,22 +1860,10 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
     if (doorbell_.count() != seen) continue;
     if (!std::exchange(has_slept, true)) arrival_patience_.was_in_vain();
     for (const auto& endpoint : *endpoints) endpoint->begin_rest();
-    doorbell_.sleep(seen, deadline_ns - now);
+    doorbell_.sleep(seen, std::min(deadline_ns, ask_ns) - now);
     for (const auto& endpoint : *endpoints) endpoint->end_rest();
   }
-  inbox_.end_wait(tag);
   return outcome;
-}
-
-std::shared_ptr<void> EngineCore::expect_arrivals(std::string_view tag) {
-  if (!usable().is_ok()) return nullptr;
-  inbox_.begin_wait(tag);
-  return std::shared_ptr<void>(nullptr, [self = shared_from_this(), tag = std::string(tag)](void*) {
-    if (self->fork_guard_.is_forked_child()) return;
-    self->inbox_.end_wait(tag);
-    // What it left may be polled now, and whoever sleeps on the descriptor has not heard of it.
-    if (self->inbox_.has_pollable()) self->doorbell_.set_event();
-  });
 }
 
 std::vector<Arrival> EngineCore::poll_arrivals(std::size_t most) {

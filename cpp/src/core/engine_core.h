@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -112,8 +113,8 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // --- Arrivals and peers ---
   Result<std::vector<Arrival>> wait_arrivals(std::string_view tag, std::size_t count,
-                                             const PeerInfo* peer, std::int64_t deadline_ns);
-  std::shared_ptr<void> expect_arrivals(std::string_view tag);
+                                             const PeerInfo* peer, std::int64_t deadline_ns,
+                                             const std::function<bool()>& go_on);
   std::vector<Arrival> poll_arrivals(std::size_t most);
   void forget_arrivals(std::string_view tag);
   int arrivals_fd();
@@ -257,6 +258,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   Status dispatch(OperationSlot& slot, std::shared_ptr<const Binding::Resolved> resolved);
   void abandon(OperationSlot* slot);
   class WaitCount;
+  class Expectation;
   void drain_all();
   std::shared_ptr<const Endpoints> drained() const;
   void set_drained(std::shared_ptr<const Endpoints> endpoints) KVZC_REQUIRES(mutex_);

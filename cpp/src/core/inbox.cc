@@ -180,7 +180,11 @@ void Inbox::expire(std::int64_t now, Credits* credits) {
 
 void Inbox::begin_wait(std::string_view tag) {
   const MutexLock lock(mutex_);
-  ++waited_for_[std::string(tag)];
+  if (const auto known = waited_for_.find(tag); known != waited_for_.end()) {
+    ++known->second;
+  } else {
+    waited_for_.emplace(tag, 1u);
+  }
   // Whoever waits for a tag no longer wants it forgotten.
   if (const auto found = forgotten_until_.find(tag); found != forgotten_until_.end()) {
     forgotten_until_.erase(found);

@@ -286,13 +286,26 @@ TEST_P(ArrivalTest, APollLeavesAloneWhatSomebodyWaitsFor) {
       [&](Party& party) {
         auto engine = party.make_engine();
         OwnedMemory memory = make_memory(*engine, 64);
-        std::shared_ptr<void> expected = engine->expect_arrivals("expected");
+        // For two, so that one stays.
+        std::atomic<bool> is_waiting{false}, is_over{false};
+        std::thread waiter([&] {
+          const auto go_on = [&] {
+            is_waiting = true;
+            return !is_over;
+          };
+          const auto both = engine->wait_arrivals("expected", 2, nullptr, in_seconds(60), go_on);
+          EXPECT_EQ(both.status().code(), Code::kTimedOut) << both.status().to_string();
+        });
+        while (!is_waiting) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         party.tell(memory.handle_text());
         party.hear();
         std::vector<Arrival> polled = engine->poll_arrivals(10);
+        is_over = true;
+        const std::int64_t at_most = in_seconds(20);
+        waiter.join();
+        EXPECT_LT(in_seconds(0), at_most);
         ASSERT_EQ(polled.size(), 1u);
         EXPECT_EQ(polled[0].tag, "other");
-        expected.reset();
         polled = engine->poll_arrivals(10);
         ASSERT_EQ(polled.size(), 1u);
         EXPECT_EQ(polled[0].tag, "expected");
