@@ -29,6 +29,10 @@ inline void futex_wake_all(const std::atomic<std::uint32_t>& word, FutexScope sc
           INT_MAX, nullptr, nullptr, 0);
 }
 
+inline void futex_wake_one(const std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, nullptr, nullptr, 0);
+}
+
 inline void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

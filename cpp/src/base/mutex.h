@@ -33,24 +33,31 @@ class KVZC_THREAD_SAFETY(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
+// The caller holds it already.
+struct IsHeld {};
+inline constexpr IsHeld kIsHeld;
+
 // Holds it as long as it lives.
+template <typename AnyMutex>
 class KVZC_THREAD_SAFETY(scoped_lockable) MutexLock {
  public:
-  explicit MutexLock(Mutex& mutex) KVZC_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {
+  explicit MutexLock(AnyMutex& mutex) KVZC_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {
     mutex_.lock();
   }
+  MutexLock(AnyMutex& mutex, IsHeld) KVZC_THREAD_SAFETY(requires_capability(mutex)) : mutex_(mutex) {}
   ~MutexLock() KVZC_THREAD_SAFETY(release_capability()) { mutex_.unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
 
  private:
-  Mutex& mutex_;
+  AnyMutex& mutex_;
 };
 
 // The same, and may be let go and taken again meanwhile: for what waits (std::condition_variable_any).
+template <typename AnyMutex>
 class KVZC_THREAD_SAFETY(scoped_lockable) UniqueLock {
  public:
-  explicit UniqueLock(Mutex& mutex) KVZC_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {
+  explicit UniqueLock(AnyMutex& mutex) KVZC_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {
     mutex_.lock();
   }
   ~UniqueLock() KVZC_THREAD_SAFETY(release_capability()) {
@@ -69,7 +76,7 @@ class KVZC_THREAD_SAFETY(scoped_lockable) UniqueLock {
   }
 
  private:
-  Mutex& mutex_;
+  AnyMutex& mutex_;
   bool is_held_ = true;
 };
 

@@ -7,15 +7,13 @@
 #include <utility>
 
 namespace kvzc {
+
+constinit thread_local std::uint32_t thread_place::number = kUnknown;
+
 namespace {
 
 static_assert(kThreadPlaces == 32, "one bit each");
 std::atomic<std::uint32_t> taken{0};
-
-// Apart from the guard, and of a kind that is never destroyed: what runs on a thread after its guard has
-// gone still looks here.
-constinit thread_local std::uint32_t number = kThreadPlaces;
-constinit thread_local bool has_asked = false;
 
 // Takes a place, and gives it back when the thread ends.
 class Guard {
@@ -23,22 +21,24 @@ class Guard {
   Guard() {
     // The child of a fork has one thread, and the others' places are free again.
     [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] {
-      taken.store(number == kThreadPlaces ? 0 : 1u << number, std::memory_order_relaxed);
+      const std::uint32_t mine = thread_place::number;
+      taken.store(mine < kThreadPlaces ? 1u << mine : 0, std::memory_order_relaxed);
     });
+    thread_place::number = kThreadPlaces;
     std::uint32_t seen = taken.load(std::memory_order_relaxed);
     while (seen != ~std::uint32_t{0}) {
       const auto free = static_cast<std::uint32_t>(std::countr_one(seen));
       if (taken.compare_exchange_weak(seen, seen | (1u << free), std::memory_order_acquire,
                                       std::memory_order_relaxed)) {
-        number = free;
+        thread_place::number = free;
         return;
       }
     }
   }
   ~Guard() {
-    if (number == kThreadPlaces) return;
-    const std::uint32_t mine = std::exchange(number, kThreadPlaces);
-    taken.fetch_and(~(1u << mine), std::memory_order_release);
+    // What still runs on this thread has none.
+    const std::uint32_t mine = std::exchange(thread_place::number, kThreadPlaces);
+    if (mine != kThreadPlaces) taken.fetch_and(~(1u << mine), std::memory_order_release);
   }
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
@@ -46,11 +46,8 @@ class Guard {
 
 }  // namespace
 
-std::uint32_t this_thread_place() {
-  if (!has_asked) {
-    has_asked = true;
-    [[maybe_unused]] thread_local const Guard guard;
-  }
+std::uint32_t thread_place::find() {
+  [[maybe_unused]] thread_local const Guard guard;
   return number;
 }
 

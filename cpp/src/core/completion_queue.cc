@@ -247,7 +247,7 @@ class CompletionQueue::Place::Shared : public std::enable_shared_from_this<Share
   }
 
   template <typename Predicate>
-  static void wait_until(std::condition_variable_any& what, UniqueLock& lock,
+  static void wait_until(std::condition_variable_any& what, UniqueLock<Mutex>& lock,
                          std::int64_t deadline_ns, Predicate is_there) {
     const std::int64_t left = std::min(deadline_ns - now_ns(), std::int64_t{3'600'000'000'000});
     what.wait_for(lock, std::chrono::nanoseconds(left), is_there);
