@@ -56,7 +56,13 @@ class TransferState {
   void unwatch(Watch& watch);
 
   // Makes it ready for its next use. Requires: nobody else refers to it.
-  void restart(std::int64_t submitted_ns);
+  void restart(std::int64_t submitted_ns) {
+    status_ = Status();
+    watches_ = nullptr;
+    submitted_ns_ = submitted_ns;
+    done_ns_ = 0;
+    phase_.store(kRunning, std::memory_order_relaxed);
+  }
 
   std::int64_t submitted_ns() const { return submitted_ns_; }
   // 0 until the end. CLOCK_MONOTONIC.

@@ -87,6 +87,10 @@ class [[nodiscard]] Result {
  public:
   Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit on purpose
   Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit on purpose
+  // Makes the T where it stays.
+  template <typename... Args>
+  explicit Result(std::in_place_t, Args&&... args)
+      : value_(std::in_place, std::forward<Args>(args)...) {}
 
   bool is_ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }

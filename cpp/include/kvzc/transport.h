@@ -188,6 +188,8 @@ struct Operation {
   Status failure() const;
   void clear_failure();
 
+  // Requires: nobody refers to it.
+  void begin_references(std::uint32_t count) { references_.store(count, std::memory_order_relaxed); }
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   // Gives whether this was the last reference.
   [[nodiscard]] bool release() { return references_.fetch_sub(1, std::memory_order_acq_rel) == 1; }

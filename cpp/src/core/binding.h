@@ -21,7 +21,7 @@ struct PeerTraffic;
 class Binding : public std::enable_shared_from_this<Binding> {
  public:
   // Everything that an operation through the grant needs; constant, shared by those that run.
-  struct Resolved {
+  struct Resolved : std::enable_shared_from_this<Resolved> {
     std::shared_ptr<Endpoint> endpoint;
     Channel* channel = nullptr;
     const char* transport = nullptr;
@@ -36,9 +36,9 @@ class Binding : public std::enable_shared_from_this<Binding> {
   explicit Binding(HandleInfo info) : info_(std::move(info)) {}
   const HandleInfo& info() const { return info_; }
 
-  // What a new operation does. Thread: any.
+  // What a new operation does that a Visit has found no way for. Thread: any.
   enum class Next {
-    kPost,   // `resolved` is filled in.
+    kPost,   // `resolved` is filled in: it has been resolved since.
     kWait,   // It was queued; the grant is being resolved.
     kStart,  // It was queued, and the caller must have the grant resolved.
     kFail,   // `why` is filled in.
@@ -52,8 +52,8 @@ class Binding : public std::enable_shared_from_this<Binding> {
   // Gives the resolved form, or null.
   std::shared_ptr<const Resolved> resolved() const;
 
-  // A look at the resolved form, which stays as long as the look lasts: for what is over before its
-  // caller returns. Thread: any. Cost: no lock, two atomic additions.
+  // A look at the resolved form, which stays as long as the look lasts; who needs it longer shares it.
+  // Thread: any. Cost: no lock, two atomic additions.
   class Visit {
    public:
     explicit Visit(Binding& binding) : binding_(binding) {

@@ -59,12 +59,4 @@ void TransferState::unwatch(Watch& watch) {
   unlock();
 }
 
-void TransferState::restart(std::int64_t submitted_ns) {
-  status_ = Status();
-  watches_ = nullptr;
-  submitted_ns_ = submitted_ns;
-  done_ns_ = 0;
-  phase_.store(kRunning, std::memory_order_relaxed);
-}
-
 }  // namespace kvzc

@@ -54,11 +54,6 @@ void Transfer::unwatch(TransferState::Watch& watch) const {
   if (slot_ != nullptr) slot_->state.unwatch(watch);
 }
 
-Status Transfer::wait(std::int64_t deadline_ns) const {
-  if (slot_ == nullptr) return Status::ok();
-  return wait_for({this, 1}, WaitFor::kAll, deadline_ns);
-}
-
 Status Transfer::usable_here() const {
   return slot_ == nullptr ? Status::ok() : core_->usable_here();
 }
@@ -134,7 +129,26 @@ Status sleep_until_one_ended(std::span<const Transfer> transfers, std::int64_t d
   }
 }
 
+Status wait_for_one(const Transfer& transfer, std::int64_t deadline_ns) {
+  if (transfer.has_ended()) return Status::ok();
+  transfer.help(deadline_ns);
+  if (transfer.has_ended()) return Status::ok();
+  const std::int64_t start = now_ns();
+  Status slept;
+  if (!spin_until_ended(transfer, start, deadline_ns)) {
+    slept = sleep_until_one_ended({&transfer, 1}, deadline_ns);
+  }
+  transfer.count_wait(now_ns() - start);
+  return slept;
+}
+
 }  // namespace
+
+Status Transfer::wait(std::int64_t deadline_ns) const {
+  if (slot_ == nullptr) return Status::ok();
+  if (core_->is_forked_child()) return core_->usable_here();
+  return wait_for_one(*this, deadline_ns);
+}
 
 Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t deadline_ns) {
   // In a forked child a transfer never ends, and its copying is the parent's business.
@@ -153,16 +167,7 @@ Status wait_for(std::span<const Transfer> transfers, WaitFor what, std::int64_t 
     return slept;
   }
   for (const Transfer& transfer : transfers) {
-    if (transfer.has_ended()) continue;
-    transfer.help(deadline_ns);
-    if (transfer.has_ended()) continue;
-    const std::int64_t start = now_ns();
-    Status slept;
-    if (!spin_until_ended(transfer, start, deadline_ns)) {
-      slept = sleep_until_one_ended({&transfer, 1}, deadline_ns);
-    }
-    transfer.count_wait(now_ns() - start);
-    if (!slept.is_ok()) return slept;
+    if (Status waited = wait_for_one(transfer, deadline_ns); !waited.is_ok()) return waited;
   }
   return Status::ok();
 }
@@ -178,7 +183,7 @@ void Transfer::will_sleep() const {
 }
 
 void Transfer::help(std::int64_t deadline_ns) const {
-  if (slot_ == nullptr || !core_->usable_here().is_ok()) return;
+  if (slot_ == nullptr || core_->is_forked_child()) return;
   Channel* channel = slot_->channel.load(std::memory_order_acquire);
   if (channel != nullptr) channel->help(*slot_, deadline_ns);
 }

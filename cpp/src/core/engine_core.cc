@@ -117,9 +117,8 @@ Status EngineCore::forked() {
 }
 
 Status EngineCore::usable() const {
-  if (Status here = usable_here(); !here.is_ok()) return here;
-  // Sequentially consistent for begin() alone.
-  return is_closed_.load(std::memory_order_seq_cst) ? closed() : Status::ok();
+  if (is_usable()) return Status::ok();
+  return fork_guard_.is_forked_child() ? forked() : closed();
 }
 
 // --- Start and close ---
@@ -865,15 +864,7 @@ Status EngineCore::check_targets_disjoint(const OperationSlot& slot) {
 
 // Where source and target are one memory, a copy must not run into itself: no byte may be read and
 // written by one transfer. Requires: the segments' remote memories are filled in.
-Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
-  const auto overlap = [] {
-    return Status(Code::kInvalidArgument,
-                  "source and target overlap: they share bytes of one allocation");
-  };
-  if (slot.runs.size() == 1) {  // The walk of most puts: quickly, and without a list.
-    const Segment& segment = slot.segments[0];
-    return runs_into_itself(slot.runs[0], segment.local, *segment.remote) ? overlap() : Status::ok();
-  }
+bool EngineCore::do_runs_meet(const OperationSlot& slot) {
   using Bytes = std::pair<std::int64_t, std::int64_t>;  // Begin and end, in the remote memory.
   // Made where it is needed: mostly the memories are those of two processes.
   std::optional<std::unordered_map<const RemoteMemory*, std::vector<Bytes>>> targets;
@@ -918,40 +909,45 @@ Status EngineCore::check_not_into_itself(const OperationSlot& slot) {
         // The last one that begins before this one's end.
         const auto after = std::lower_bound(written.begin(), written.end(), Bytes(end, 0));
         if (after == written.begin() || std::prev(after)->second <= begin) continue;
-        return overlap();
+        return true;
       }
     }
   }
-  return Status::ok();
+  return false;
 }
 
-Status EngineCore::dispatch(OperationSlot& slot,
-                            std::shared_ptr<const Binding::Resolved> resolved) {
+Status EngineCore::dispatch(OperationSlot& slot, const Binding::Resolved& resolved) {
   if (slot.has_tag && !slot.has_credit) {
-    Status credit = resolved->channel->take_credit(slot.tag.nbytes);
+    Status credit = resolved.channel->take_credit(slot.tag.nbytes);
     if (!credit.is_ok()) return credit;
     slot.has_credit = true;
   }
   for (std::size_t i = 0; i < slot.segments.size(); ++i) {
-    slot.segments[i].remote = resolved->memories[slot.segment_storage[i]].get();
+    slot.segments[i].remote = resolved.memories[slot.segment_storage[i]].get();
   }
-  if (Status apart = check_not_into_itself(slot); !apart.is_ok()) {
-    if (std::exchange(slot.has_credit, false)) resolved->channel->return_credit(slot.tag.nbytes);
-    return apart;
+  // Of one run, like most, that is quickly seen.
+  const bool is_into_itself =
+      slot.runs.size() == 1
+          ? runs_into_itself(slot.runs[0], slot.segments[0].local, *slot.segments[0].remote)
+          : do_runs_meet(slot);
+  if (is_into_itself) {
+    if (std::exchange(slot.has_credit, false)) resolved.channel->return_credit(slot.tag.nbytes);
+    return Status(Code::kInvalidArgument,
+                  "source and target overlap: they share bytes of one allocation");
   }
   if (slot.nbytes == 0) {
     // Nothing will be copied, so nothing else looks whether the grant still holds.
-    if (Status held = resolved->channel->look_at_grant(resolved->fence); !held.is_ok()) {
+    if (Status held = resolved.channel->look_at_grant(resolved.fence); !held.is_ok()) {
       slot.fail(std::move(held));
     }
   }
-  slot.fence = resolved->fence;
-  slot.transport.store(resolved->transport, std::memory_order_relaxed);
-  slot.road = resolved->endpoint;
-  slot.traffic = &resolved->traffic->in(slot.direction);
+  slot.fence = resolved.fence;
+  slot.transport.store(resolved.transport, std::memory_order_relaxed);
+  slot.road = resolved.endpoint;
+  slot.traffic = &resolved.traffic->in(slot.direction);
   if (trace_ || slot.has_waited) slot.posted_ns = now_ns();
-  Channel* const channel = resolved->channel;
-  slot.pins.push_back(std::move(resolved));
+  Channel* const channel = resolved.channel;
+  slot.pins.push_back(resolved.shared_from_this());
   channel->post(slot);
   return Status::ok();
 }
@@ -986,8 +982,7 @@ Status EngineCore::after_loss(const HandleInfo& handle, Status why) const {
   return why;
 }
 
-Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOptions& options,
-                                         Binding* binding) {
+Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOptions& options) {
   if (options.notify && options.notify->size() > kMaxTagBytes) {
     return Status(Code::kInvalidArgument, "the notify tag has " +
                                               std::to_string(options.notify->size()) + " bytes; " +
@@ -1003,32 +998,31 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
                                          "was made for");
   }
   OperationSlot* slot = operations_.take();
-  slot->retain();  // One for the running operation, one for the caller's Transfer.
-  const std::int64_t now = now_ns();
-  slot->state.restart(now);
+  slot->begin_references(2);  // One for the running operation, one for the caller's Transfer.
+  slot->state.restart(now_ns());
   slot->direction = direction;
   slot->after = options.after;
   if (trace_) slot->label = options.label;
-  if (binding != nullptr) slot->binding = binding->shared_from_this();
   if (options.notify) {
     slot->has_tag = true;
     slot->tag.nbytes = static_cast<std::uint8_t>(options.notify->size());
     std::memcpy(slot->tag.bytes, options.notify->data(), options.notify->size());
   }
-  if (Status status = usable(); !status.is_ok()) {
+  if (!is_usable()) {
     abandon(slot);
-    return status;
-  }
-  if (options.deadline_ns <= now) {
-    slot->fail(deadline_passed());
-  } else if (options.deadline_ns != INT64_MAX) {
-    deadlines_.add(*slot, options.deadline_ns);
-    // Otherwise the timer that runs fires earlier, and sets itself for this one.
-    if (options.deadline_ns < deadline_timer_ns_.load(std::memory_order_seq_cst)) {
-      loop_.post([this] { watch_deadlines(); });
-    }
+    return usable();
   }
   return slot;
+}
+
+void EngineCore::set_deadline(OperationSlot& slot, std::int64_t deadline_ns) {
+  if (deadline_ns == INT64_MAX) return;
+  if (deadline_ns <= slot.state.submitted_ns()) return slot.fail(deadline_passed());
+  deadlines_.add(slot, deadline_ns);
+  // Otherwise the timer that runs fires earlier, and sets itself for this one.
+  if (deadline_ns < deadline_timer_ns_.load(std::memory_order_seq_cst)) {
+    loop_.post([this] { watch_deadlines(); });
+  }
 }
 
 Status EngineCore::may_move(Direction direction, const HandleInfo& handle) {
@@ -1044,35 +1038,44 @@ Status EngineCore::may_move(Direction direction, const HandleInfo& handle) {
                                            "with access='get' or 'both'");
 }
 
+const Binding::Resolved* EngineCore::way_of(const Binding::Visit& visit) {
+  const Binding::Resolved* const resolved = visit.resolved();
+  return resolved == nullptr || resolved->endpoint->is_lost() ? nullptr : resolved;
+}
+
 Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const TransferItem> items,
                                         const TransferOptions& options, Purpose purpose) {
-  // Most are one contiguous run: cut at once, since then there is nothing to check between the views.
-  std::optional<Run> run;
-  if (items.size() == 1 && items[0].local->view.tensors.size() == 1 &&
-      items[0].remote->view.tensors.size() == 1) {
-    const TensorView& local = items[0].local->view.tensors[0];
-    run = one_run(local, items[0].local->memory->storages[local.storage]->data,
-                  items[0].remote->view.tensors[0]);
-  }
-  if (run) {
-    if (std::optional<Transfer> ended = try_now(direction, items[0], *run, options)) {
-      return *std::move(ended);
-    }
-  }
-  Status status = usable();
-  if (!status.is_ok()) return status;
+  if (!is_usable()) return usable();
   if (items.empty()) return Status(Code::kInvalidArgument, "there is nothing to move");
+  const RemoteView& remote = *items[0].remote;
   for (const TransferItem& item : items) {
-    if (status = may_move(direction, item.remote->handle->info); !status.is_ok()) return status;
-    if (item.remote->handle != items[0].remote->handle &&
-        (item.remote->handle->info.incarnation != items[0].remote->handle->info.incarnation ||
-         item.remote->handle->info.grant_id != items[0].remote->handle->info.grant_id)) {
+    const HandleInfo& handle = item.remote->handle->info;
+    if (!is_granted(direction, handle)) return may_move(direction, handle);
+    if (item.remote->handle != remote.handle &&
+        (handle.incarnation != remote.handle->info.incarnation ||
+         handle.grant_id != remote.handle->info.grant_id)) {
       return Status(Code::kInvalidArgument,
                     "all remote views of one transfer come from one handle; register what belongs "
                     "together as a group, or start one transfer per handle");
     }
   }
-  return submit(direction, *items[0].remote, options, purpose, [&](OperationSlot& slot) {
+  Binding& binding = binding_for(remote);
+  const Binding::Visit visit(binding);
+  const Binding::Resolved* const way = way_of(visit);
+  // Most are one contiguous run: cut at once, since then there is nothing to check between the views.
+  std::optional<Run> run;
+  if (items.size() == 1 && items[0].local->view.tensors.size() == 1 &&
+      remote.view.tensors.size() == 1) {
+    const TensorView& local = items[0].local->view.tensors[0];
+    run = one_run(local, items[0].local->memory->storages[local.storage]->data,
+                  remote.view.tensors[0]);
+  }
+  if (run && way != nullptr && way->channel->is_prompt()) {
+    if (std::optional<Transfer> ended = try_now(direction, items[0], *run, options, *way)) {
+      return *std::move(ended);
+    }
+  }
+  return submit(direction, binding, way, options, purpose, [&](OperationSlot& slot) {
     return run ? fill(slot, items[0], *run) : fill(slot, items);
   });
 }
@@ -1082,38 +1085,31 @@ Result<Transfer> EngineCore::try_run(Direction direction, const RunCutter& cutte
   Status status = usable();
   if (status.is_ok()) status = may_move(direction, cutter.remote().handle->info);
   if (!status.is_ok()) return status;
-  return submit(direction, cutter.remote(), options, Purpose::kPut,
+  Binding& binding = binding_for(cutter.remote());
+  const Binding::Visit visit(binding);
+  return submit(direction, binding, way_of(visit), options, Purpose::kPut,
                 [&](OperationSlot& slot) { return fill(slot, cutter); });
 }
 
 std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferItem& item,
-                                            const Run& run, const TransferOptions& options) {
+                                            const Run& run, const TransferOptions& options,
+                                            const Binding::Resolved& resolved) {
   if (trace_) return std::nullopt;
-  if (fork_guard_.is_forked_child() || !is_granted(direction, item.remote->handle->info)) {
-    return std::nullopt;
-  }
   if (options.notify && options.notify->size() > kMaxTagBytes) return std::nullopt;
-  // Looked at twice: here, so that a close does not count who is refused anyway, and below.
-  if (is_closed_.load(std::memory_order_relaxed)) return std::nullopt;
-  const Binding::Visit visit(binding_for(*item.remote));
-  const Binding::Resolved* const resolved = visit.resolved();
-  if (resolved == nullptr || !resolved->channel->is_prompt() || resolved->endpoint->is_lost()) {
-    return std::nullopt;
-  }
   // After the visit is announced: close() looks in the other order.
   if (is_closed_.load(std::memory_order_seq_cst)) return std::nullopt;
   const LocalStorage& storage = *item.local->memory->storages[item.local->view.tensors[0].storage];
-  RemoteMemory& memory = *resolved->memories[item.remote->view.tensors[0].storage];
+  RemoteMemory& memory = *resolved.memories[item.remote->view.tensors[0].storage];
   if (runs_into_itself(run, storage.piece(), memory)) return std::nullopt;
 
-  Traffic& traffic = resolved->traffic->in(direction);
+  Traffic& traffic = resolved.traffic->in(direction);
   const bool is_small = run.nbytes <= kUntimedBytes;
   const bool is_timed = !is_small || traffic.is_to_be_timed();
   Transfer::Ended ended;
   ended.submitted_ns = now_ns();
   if (options.deadline_ns <= ended.submitted_ns) return std::nullopt;
-  std::optional<Status> status = resolved->channel->do_now(
-      {direction, &memory, run, resolved->fence, options.notify ? &*options.notify : nullptr});
+  std::optional<Status> status = resolved.channel->do_now(
+      {direction, &memory, run, resolved.fence, options.notify ? &*options.notify : nullptr});
   if (!status) return std::nullopt;
   ended.done_ns = is_timed ? now_ns() : ended.submitted_ns;
   if (status->is_ok() && is_small) {
@@ -1126,23 +1122,25 @@ std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferI
   }
   ended.number = next_number();
   ended.nbytes = run.nbytes;
-  ended.transport = resolved->transport;
+  ended.transport = resolved.transport;
   ended.status = *std::move(status);
   return Transfer(std::move(ended));
 }
 
 template <typename Fill>
-Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remote,
-                                    const TransferOptions& options, Purpose purpose,
-                                    const Fill& fill_slot) {
-  Binding& binding = binding_for(remote);
-  Result<OperationSlot*> begun = begin(direction, options, &binding);
+Result<Transfer> EngineCore::submit(Direction direction, Binding& binding,
+                                    const Binding::Resolved* way, const TransferOptions& options,
+                                    Purpose purpose, const Fill& fill_slot) {
+  Result<OperationSlot*> begun = begin(direction, options);
   if (!begun.is_ok()) {
     // Whoever waits for room waits in vain where nothing goes through any more.
     Status lost = begun.status().code() == Code::kWouldBlock ? binding.failure() : Status::ok();
     return lost.is_ok() ? begun.status() : after_loss(binding.info(), std::move(lost));
   }
   OperationSlot* const slot = *begun;
+  // Only one that may wait in it is taken out of it again.
+  if (way == nullptr) slot->binding = binding.shared_from_this();
+  set_deadline(*slot, options.deadline_ns);
   Status status;
   try {
     status = fill_slot(*slot);
@@ -1164,9 +1162,9 @@ Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remot
     return transfer;
   }
   std::shared_ptr<const Binding::Resolved> resolved;
-  switch (binding.enter(*slot, &resolved, &status)) {
+  switch (way != nullptr ? Binding::Next::kPost : binding.enter(*slot, &resolved, &status)) {
     case Binding::Next::kPost:
-      status = dispatch(*slot, std::move(resolved));
+      status = dispatch(*slot, way != nullptr ? *way : *resolved);
       break;
     case Binding::Next::kStart:
       if (!loop_.post([this, keep = slot->binding] { start_binding(keep); })) {
@@ -1195,7 +1193,7 @@ Result<Transfer> EngineCore::submit(Direction direction, const RemoteView& remot
     abandon(slot);
     return status;
   }
-  return Transfer(shared_from_this(), slot);
+  return Result<Transfer>(std::in_place, shared_from_this(), slot);
 }
 
 Result<Transfer> EngineCore::submit_nothing(const RemoteView& target,
@@ -1241,9 +1239,10 @@ Result<Transfer> EngineCore::try_notify(const PeerInfo& target, const TransferOp
   if (!endpoint) {
     return Status(Code::kPeerLost, "engine '" + target.engine_name + "' is not connected any more");
   }
-  Result<OperationSlot*> begun = begin(Direction::kPut, options, nullptr);
+  Result<OperationSlot*> begun = begin(Direction::kPut, options);
   if (!begun.is_ok()) return begun.status();
   OperationSlot* const slot = *begun;
+  set_deadline(*slot, options.deadline_ns);
   Channel* const channel = endpoint->tag_channel();
   status = channel->take_credit(slot->tag.nbytes);
   if (!status.is_ok()) {
@@ -1679,7 +1678,7 @@ bool EngineCore::try_again(CreditWaiter& waiter) {
   // While it waited the engine or the region may have closed.
   if (status.is_ok() && is_closed_.load(std::memory_order_acquire)) status = closed();
   if (status.is_ok()) status = slot.binding->failure();
-  if (status.is_ok()) status = dispatch(slot, waiter.resolved);
+  if (status.is_ok()) status = dispatch(slot, *waiter.resolved);
   if (status.is_ok()) return true;
   if (status.code() == Code::kWouldBlock) return false;
   // It ends now; its tag tells the other side so, when there is room for it.

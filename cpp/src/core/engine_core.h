@@ -71,6 +71,11 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   Status start();
   Status close(std::int64_t deadline_ns);
   Status usable() const;
+  bool is_usable() const {
+    // Sequentially consistent for begin() and try_now() alone.
+    return !fork_guard_.is_forked_child() && !is_closed_.load(std::memory_order_seq_cst);
+  }
+  bool is_forked_child() const { return fork_guard_.is_forked_child(); }
   // As usable(), but a closed engine is still usable here.
   Status usable_here() const {
     return fork_guard_.is_forked_child() ? forked() : Status::ok();
@@ -199,18 +204,22 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   // Does one that is small and goes to a peer that is reached, on this thread and without a slot.
   // Nothing: it takes the long way. Requires: `run` is all of the item.
   std::optional<Transfer> try_now(Direction direction, const TransferItem& item, const Run& run,
-                                  const TransferOptions& options);
+                                  const TransferOptions& options,
+                                  const Binding::Resolved& resolved);
   Result<Transfer> submit_nothing(const RemoteView& target, const TransferOptions& options,
                                   Purpose purpose);
   // Errors: kUnsupported, kAccessDenied: the handle does not let bytes move this way.
   static Status may_move(Direction direction, const HandleInfo& handle);
-  // Starts a transfer whose runs `fill(slot)` cuts.
+  // Gives the way that stands, or null.
+  static const Binding::Resolved* way_of(const Binding::Visit& visit);
+  // Starts a transfer whose runs `fill(slot)` cuts, by the way that stands or when there is one.
   template <typename Fill>
-  Result<Transfer> submit(Direction direction, const RemoteView& remote,
+  Result<Transfer> submit(Direction direction, Binding& binding, const Binding::Resolved* way,
                           const TransferOptions& options, Purpose purpose, const Fill& fill_slot);
-  // Takes a slot and fills in what all transfers have. Errors: kWouldBlock.
-  Result<OperationSlot*> begin(Direction direction, const TransferOptions& options,
-                               Binding* binding);
+  // Takes a slot and fills in what all transfers have, but the deadline. Errors: kWouldBlock.
+  inline Result<OperationSlot*> begin(Direction direction, const TransferOptions& options);
+  // From here on other threads may fail it.
+  inline void set_deadline(OperationSlot& slot, std::int64_t deadline_ns);
   // Fails it and lets nothing more of it begin.
   void stop(OperationSlot& slot, const Status& why);
   // Wakes those who sleep while as many run as may. Requires: one less runs.
@@ -246,16 +255,16 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // Any thread.
   Status fill(OperationSlot& slot, std::span<const TransferItem> items);
-  static Status fill(OperationSlot& slot, const TransferItem& item, const Run& run);
+  static inline Status fill(OperationSlot& slot, const TransferItem& item, const Run& run);
   Status fill(OperationSlot& slot, const RunCutter& cutter);
   static Status check_targets_disjoint(const OperationSlot& slot);
-  static Status check_not_into_itself(const OperationSlot& slot);
+  static bool do_runs_meet(const OperationSlot& slot);
   void count_failure(const Status& status);
   // Gives where what moves to and from a peer is counted.
   std::shared_ptr<PeerTraffic> traffic_of(const PeerInfo& peer, const char* transport);
   void trace(const OperationSlot& slot, const Status& status, std::int64_t done_ns);
   // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.
-  Status dispatch(OperationSlot& slot, std::shared_ptr<const Binding::Resolved> resolved);
+  inline Status dispatch(OperationSlot& slot, const Binding::Resolved& resolved);
   void abandon(OperationSlot* slot);
   class WaitCount;
   class Expectation;

@@ -1,6 +1,7 @@
 // OperationSlot: an operation with what it keeps alive, and the pool that slots come from.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/thread_place.h"
 #include "kvzc/transport.h"
 
 namespace kvzc {
@@ -39,15 +41,26 @@ class OperationSlot : public Operation {
   std::optional<std::multimap<std::int64_t, OperationSlot*>::iterator> deadline;
 };
 
-// Slots are used again, with the room their lists have grown to. Thread: any.
+// Slots are used again, with the room their lists have grown to. Thread: any. Cost: no lock, where the
+// thread has given back as many as it took.
 class OperationPool {
  public:
-  // Gives an empty slot with one reference.
+  // Gives an empty slot that nobody refers to.
   OperationSlot* take();
   // Takes back a slot that nobody refers to.
   void give_back(OperationSlot* slot);
 
  private:
+  OperationSlot* take_shared();
+  void give_back_shared(OperationSlot* slot);
+
+  // Some that one thread has given back, and takes again.
+  struct alignas(64) Own {
+    std::uint32_t count = 0;
+    std::array<OperationSlot*, 14> free;
+  };
+  std::array<Own, kThreadPlaces> own_;
+
   Mutex mutex_;  // Guards the rest.
   std::vector<std::unique_ptr<OperationSlot>> all_ KVZC_GUARDED_BY(mutex_);
   std::vector<OperationSlot*> free_ KVZC_GUARDED_BY(mutex_);
