@@ -199,7 +199,7 @@ void Poller::on_async_events(Rail& rail) {
     const bool is_fatal = type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_CQ_ERR;
     if (type != IBV_EVENT_PORT_ERR && !is_fatal) continue;
     Endings endings(operations_);
-    std::lock_guard lock(channels_mutex_);
+    const MutexLock lock(channels_mutex_);
     for (RdmaChannel* channel : channels_) {
       channel->rail_is_down(rail.index(), verbs.event_type_str(type), is_fatal, endings);
     }
@@ -208,13 +208,13 @@ void Poller::on_async_events(Rail& rail) {
 
 void Poller::watch() {
   Endings endings(operations_);
-  std::lock_guard lock(channels_mutex_);
+  const MutexLock lock(channels_mutex_);
   for (RdmaChannel* channel : channels_) channel->watch(endings);
   next_watch_ns_ = channels_.empty() ? kNever : now_ns() + RdmaChannel::kWatchNs;
 }
 
 void Poller::add(RdmaChannel* channel) {
-  std::lock_guard lock(channels_mutex_);
+  const MutexLock lock(channels_mutex_);
   channels_.insert(channel);
   if (next_watch_ns_ != kNever) return;  // Looks are counted: one that came early would count too.
   next_watch_ns_ = now_ns() + RdmaChannel::kWatchNs;
@@ -222,7 +222,7 @@ void Poller::add(RdmaChannel* channel) {
 }
 
 void Poller::remove(RdmaChannel* channel) {
-  std::lock_guard lock(channels_mutex_);
+  const MutexLock lock(channels_mutex_);
   channels_.erase(channel);
 }
 

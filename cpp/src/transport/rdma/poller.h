@@ -21,12 +21,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "transport/rdma/rail.h"
 
 namespace kvzc::rdma {
@@ -111,8 +111,8 @@ class Poller {
   std::atomic<std::uint32_t> resting_{0};
   std::atomic<bool> is_napping_{false};  // A sleeper wakes it then,
   std::atomic<bool> is_unarmed_{false};  // and whoever rests then.
-  std::mutex channels_mutex_;
-  std::set<RdmaChannel*> channels_;  // Guarded by channels_mutex_.
+  Mutex channels_mutex_;
+  std::set<RdmaChannel*> channels_ KVZC_GUARDED_BY(channels_mutex_);
   std::atomic<std::int64_t> next_watch_ns_{INT64_MAX};  // Set under it.
 };
 

@@ -14,7 +14,6 @@
 namespace kvzc::rdma {
 namespace {
 
-constexpr std::uint32_t kSignalEvery = 32;
 constexpr std::uint32_t kWantedInline = kMessageBytes;
 
 // Two addresses by which the ends may reach each other; both sides rate a pair alike, whoever
@@ -247,42 +246,8 @@ Status QueuePair::connect(const QueuePairAddress& peer, bool is_same_host) {
 
 // --- Posting ---
 
-ibv_send_wr& QueuePair::next_request(Posted entry) {
-  if (batched_ == kBatch) (void)post();
-  ring_[last_ & ring_mask_] = entry;
-  ibv_send_wr& request = requests_[batched_];
-  request = {};
-  request.wr_id = std::uint64_t{number_} << 32 | last_;
-  request.send_flags = last_ % kSignalEvery == 0 ? IBV_SEND_SIGNALED : 0;
-  if (batched_ > 0) requests_[batched_ - 1].next = &request;
-  ++last_;
-  ++batched_;
-  return request;
-}
-
-void QueuePair::add_data(Direction direction, std::span<const ibv_sge> local, std::uint64_t remote,
-                         std::uint32_t remote_key, const Piece& piece) {
-  Posted entry;
-  entry.piece = piece;
-  ibv_send_wr& request = next_request(entry);
-  auto& sges = sges_[batched_ - 1];
-  std::copy(local.begin(), local.end(), sges.begin());
-  request.sg_list = sges.data();
-  request.num_sge = static_cast<int>(local.size());
-  request.opcode = direction == Direction::kPut ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-  request.wr.rdma.remote_addr = remote;
-  request.wr.rdma.rkey = remote_key;
-  if (direction == Direction::kPut && piece.nbytes <= most_inline_) {
-    request.send_flags |= IBV_SEND_INLINE;
-  }
-  outstanding_bytes_ += piece.nbytes;
-}
-
 void QueuePair::add_flush(const Piece& piece) {
-  Posted entry;
-  entry.kind = Posted::Kind::kFlush;
-  entry.piece = piece;
-  ibv_send_wr& request = next_request(entry);
+  ibv_send_wr& request = next_request(Posted::Kind::kFlush, piece);
   ibv_sge& sge = sges_[batched_ - 1][0];
   sge.addr = reinterpret_cast<std::uint64_t>(&buffer_->flush_target);
   sge.length = sizeof(std::uint32_t);
@@ -295,14 +260,11 @@ void QueuePair::add_flush(const Piece& piece) {
 }
 
 void QueuePair::add_message(const Message& message, Progress* progress) {
-  Posted entry;
-  entry.kind = Posted::Kind::kMessage;
-  entry.piece.progress = progress;
-  entry.slot = free_slots_.back();
+  const std::uint16_t number = free_slots_.back();
   free_slots_.pop_back();
-  Message& slot = buffer_->sends[entry.slot];
+  Message& slot = buffer_->sends[number];
   std::memcpy(&slot, &message, message.nbytes());
-  ibv_send_wr& request = next_request(entry);
+  ibv_send_wr& request = next_request(Posted::Kind::kMessage, {.progress = progress}, number);
   ibv_sge& sge = sges_[batched_ - 1][0];
   sge.addr = reinterpret_cast<std::uint64_t>(&slot);
   sge.length = static_cast<std::uint32_t>(message.nbytes());
@@ -316,8 +278,7 @@ void QueuePair::add_message(const Message& message, Progress* progress) {
   ++sent_messages_;
 }
 
-bool QueuePair::post() {
-  if (batched_ == 0) return true;
+bool QueuePair::post_batch() {
   // Somebody waits for the last one of each batch, and an unsignalled one says nothing.
   requests_[batched_ - 1].send_flags |= IBV_SEND_SIGNALED;
   requests_[batched_ - 1].next = nullptr;

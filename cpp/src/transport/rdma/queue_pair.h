@@ -50,6 +50,7 @@ struct Posted {
 class QueuePair {
  public:
   static constexpr std::uint32_t kReceives = 128;
+  static constexpr std::uint32_t kUntold = kReceives / 4;  // The peer is told then, at the latest.
   static constexpr std::uint32_t kReserved = 8;  // Receives that only credit messages may use.
 
   // Makes it and posts its receives. Errors: kLimitExceeded, kSystem.
@@ -85,21 +86,28 @@ class QueuePair {
   bool must_flush() const { return must_flush_; }
 
   // Each appends one request to the batch; post() rings the doorbell once for all of them.
-  void add_data(Direction direction, std::span<const ibv_sge> local, std::uint64_t remote,
+  // add_data() takes its local side from where data_sges() says: room for most_sges().
+  ibv_sge* data_sges() {
+    if (batched_ == kBatch) (void)post();
+    return sges_[batched_].data();
+  }
+  void add_data(Direction direction, std::size_t sges, std::uint64_t remote,
                 std::uint32_t remote_key, const Piece& piece);
   void add_flush(const Piece& piece);
   void add_message(const Message& message, Progress* progress);
   // Gives false when the device refused: the pair is broken then.
-  bool post();
-  bool has_batch() const { return batched_ > 0; }
+  bool post() { return batched_ == 0 || post_batch(); }
+  // Says whether something is left to be done for it.
+  bool must_pump() const { return is_broken_ || batched_ > 0 || untold() >= kUntold; }
 
   // --- Completions ---
 
-  // Takes off what was posted up to and including the request of this number; gives each.
+  // Takes off what was posted up to and including the request of this number; gives each, which stands
+  // until `each` posts. Clang does not see that the caller holds what `each` wants.
   template <typename Each>
-  void complete(std::uint32_t number, const Each& each) {
+  void complete(std::uint32_t number, const Each& each) KVZC_NO_THREAD_SAFETY {
     while (first_ != last_ && static_cast<std::int32_t>(number - first_) >= 0) {
-      const Posted entry = ring_[first_ & ring_mask_];  // A copy: `each` may post.
+      const Posted& entry = ring_[first_ & ring_mask_];
       ++first_;
       if (entry.kind == Posted::Kind::kData) outstanding_bytes_ -= entry.piece.nbytes;
       each(entry);
@@ -153,6 +161,7 @@ class QueuePair {
  private:
   static constexpr std::uint32_t kBatch = 64;
   static constexpr std::uint32_t kSpare = 16;
+  static constexpr std::uint32_t kSignalEvery = 32;
   static constexpr std::uint32_t kMostSges = 16;
 
   struct Buffer {
@@ -163,7 +172,8 @@ class QueuePair {
   };
 
   QueuePair(Rail& rail) : rail_(rail) {}
-  ibv_send_wr& next_request(Posted entry);
+  bool post_batch();
+  ibv_send_wr& next_request(Posted::Kind kind, const Piece& piece, std::uint16_t slot = 0);
   void mark();
 
   Rail& rail_;
@@ -196,7 +206,7 @@ class QueuePair {
   std::uint32_t still_ = 0;
   bool must_mark_ = false;     // Of those before nothing may come back by itself.
 
-  std::array<ibv_send_wr, kBatch> requests_;
+  std::array<ibv_send_wr, kBatch> requests_{};
   std::array<std::array<ibv_sge, kMostSges>, kBatch> sges_;
   std::uint32_t batched_ = 0;
 
@@ -208,5 +218,35 @@ class QueuePair {
   std::uint32_t posted_receives_ = 0;
   std::uint32_t flushed_receives_ = 0;
 };
+
+inline ibv_send_wr& QueuePair::next_request(Posted::Kind kind, const Piece& piece,
+                                            std::uint16_t slot) {
+  if (batched_ == kBatch) (void)post();
+  Posted& entry = ring_[last_ & ring_mask_];
+  entry.kind = kind;
+  entry.slot = slot;
+  entry.piece = piece;
+  ibv_send_wr& request = requests_[batched_];
+  request.wr_id = std::uint64_t{number_} << 32 | last_;
+  request.send_flags = last_ % kSignalEvery == 0 ? IBV_SEND_SIGNALED : 0;
+  if (batched_ > 0) requests_[batched_ - 1].next = &request;
+  ++last_;
+  ++batched_;
+  return request;
+}
+
+inline void QueuePair::add_data(Direction direction, std::size_t sges, std::uint64_t remote,
+                                std::uint32_t remote_key, const Piece& piece) {
+  ibv_send_wr& request = next_request(Posted::Kind::kData, piece);
+  request.sg_list = sges_[batched_ - 1].data();
+  request.num_sge = static_cast<int>(sges);
+  request.opcode = direction == Direction::kPut ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+  request.wr.rdma.remote_addr = remote;
+  request.wr.rdma.rkey = remote_key;
+  if (direction == Direction::kPut && piece.nbytes <= most_inline_) {
+    request.send_flags |= IBV_SEND_INLINE;
+  }
+  outstanding_bytes_ += piece.nbytes;
+}
 
 }  // namespace kvzc::rdma

@@ -16,6 +16,11 @@ constexpr std::uint32_t kNumberMask = 0x7fffffff;
 
 }  // namespace
 
+void Endings::retire_all() {
+  for (std::size_t i = 0; i < count_; ++i) sink_.retire(*done_[i], Status::ok());
+  for (auto& [operation, status] : more_) sink_.retire(*operation, std::move(status));
+}
+
 Result<std::unique_ptr<Rail>> Rail::open(std::shared_ptr<Device> device, std::size_t index) {
   std::unique_ptr<Rail> out(new Rail(std::move(device), index));
   const Device& on = *out->device_;
@@ -45,7 +50,7 @@ Rail::~Rail() {
 }
 
 Result<std::uint32_t> Rail::add(CompletionTarget* target, std::uint32_t completions) {
-  std::lock_guard lock(poll_mutex_);
+  const MutexLock lock(poll_mutex_);
   // A queue that overflows is lost with all queue pairs on it.
   const std::uint32_t needed = reserved_ + completions;
   if (needed > static_cast<std::uint32_t>(queue_->cqe)) {
@@ -65,22 +70,25 @@ Result<std::uint32_t> Rail::add(CompletionTarget* target, std::uint32_t completi
 }
 
 void Rail::hand_over(std::uint32_t number, CompletionTarget* target) {
-  std::lock_guard lock(poll_mutex_);
+  const MutexLock lock(poll_mutex_);
   targets_[number] = target;
+  last_number_ = 0;
 }
 
 void Rail::remove(std::uint32_t number, std::uint32_t completions) {
-  std::lock_guard lock(poll_mutex_);
+  const MutexLock lock(poll_mutex_);
   if (targets_.erase(number) != 0) reserved_ -= completions;
+  last_number_ = 0;
 }
 
 int Rail::poll(Endings& endings) {
-  std::unique_lock lock(poll_mutex_, std::try_to_lock);
-  return lock.owns_lock() ? poll_locked(endings) : 0;
+  if (!poll_mutex_.try_lock()) return 0;
+  const MutexLock lock(poll_mutex_, kIsHeld);
+  return poll_locked(endings);
 }
 
 int Rail::poll_surely(Endings& endings) {
-  std::lock_guard lock(poll_mutex_);
+  const MutexLock lock(poll_mutex_);
   return poll_locked(endings);
 }
 
@@ -95,9 +103,13 @@ int Rail::poll_locked(Endings& endings) {
   for (std::size_t at = 0, next = 0; at < end; at = next) {
     while (++next < end && number_of(next) == number_of(at)) {
     }
-    const auto found = targets_.find(number_of(at));
-    if (found == targets_.end()) continue;  // Its channel is gone.
-    found->second->on_completions(index_, {&completions[at], next - at}, endings);
+    if (number_of(at) != last_number_) {
+      const auto found = targets_.find(number_of(at));
+      if (found == targets_.end()) continue;  // Its channel is gone.
+      last_number_ = number_of(at);
+      last_target_ = found->second;
+    }
+    last_target_->on_completions(index_, {&completions[at], next - at}, endings);
   }
   return static_cast<int>(end);
 }

@@ -4,12 +4,12 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/short_mutex.h"
 #include "kvzc/transport.h"
 #include "transport/rdma/device.h"
 
@@ -21,8 +21,7 @@ class Endings {
  public:
   explicit Endings(OperationSink& sink) : sink_(sink) {}
   ~Endings() {
-    for (std::size_t i = 0; i < count_; ++i) sink_.retire(*done_[i], Status::ok());
-    for (auto& [operation, status] : more_) sink_.retire(*operation, std::move(status));
+    if (count_ > 0 || !more_.empty()) retire_all();
   }
   Endings(const Endings&) = delete;
   Endings& operator=(const Endings&) = delete;
@@ -36,6 +35,8 @@ class Endings {
   }
 
  private:
+  void retire_all();
+
   OperationSink& sink_;
   std::size_t count_ = 0;
   std::array<Operation*, 16> done_;
@@ -84,19 +85,22 @@ class Rail {
  private:
   Rail(std::shared_ptr<Device> device, std::size_t index)
       : device_(std::move(device)), index_(index) {}
-  int poll_locked(Endings& endings);
+  inline int poll_locked(Endings& endings) KVZC_REQUIRES(poll_mutex_);
 
   const std::shared_ptr<Device> device_;
   const std::size_t index_;
   ibv_comp_channel* events_ = nullptr;
   ibv_cq* queue_ = nullptr;
-  Events armed_ = Events::kNone;  // The poller's own.
+  Events armed_ = Events::kNone;  // The poller's own, ...
+  unsigned events_to_acknowledge_ = 0;  // ... and so is this.
 
-  std::mutex poll_mutex_;  // Guards the rest, and polling.
-  std::unordered_map<std::uint32_t, CompletionTarget*> targets_;
-  std::uint32_t next_number_ = 1;
-  std::uint32_t reserved_ = 0;
-  unsigned events_to_acknowledge_ = 0;
+  ShortMutex poll_mutex_;  // Guards the rest, and polling.
+  std::unordered_map<std::uint32_t, CompletionTarget*> targets_ KVZC_GUARDED_BY(poll_mutex_);
+  // Whose completions came last, 0 for nobody's, and its target: mostly the next are its, too.
+  std::uint32_t last_number_ KVZC_GUARDED_BY(poll_mutex_) = 0;
+  CompletionTarget* last_target_ KVZC_GUARDED_BY(poll_mutex_) = nullptr;
+  std::uint32_t next_number_ KVZC_GUARDED_BY(poll_mutex_) = 1;
+  std::uint32_t reserved_ KVZC_GUARDED_BY(poll_mutex_) = 0;
 };
 
 }  // namespace kvzc::rdma

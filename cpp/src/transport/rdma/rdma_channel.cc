@@ -26,7 +26,6 @@ constexpr std::uint64_t kTurnBytes = 1u << 20;
 constexpr std::uint64_t kPostsPerLook = 16;
 // What a thread gives to one that waits for the channel, before it takes its turn all the same.
 constexpr int kMostYields = 100;
-constexpr std::uint32_t kUntoldReceives = QueuePair::kReceives / 4;
 
 // How often watch() finds nothing before a rail is taken out. A device that works says earlier that its
 // retries are exhausted: after 4.096 us x 2^ack_timeout for each, up to four times as long in hardware.
@@ -79,18 +78,23 @@ RdmaChannel::RdmaChannel(TransportHost& host, Poller& poller,
   shared_.has_said_close.resize(pairs.size());
   shared_.has_said_closed.resize(pairs.size());
   shared_.orphans.resize(pairs.size());
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   shared_.pairs = std::move(pairs);
 }
 
 Status RdmaChannel::connect(std::span<const QueuePairAddress> peer, bool is_same_host) {
   poller_.add(this);
-  // First, so that no message of a quick peer goes astray.
-  for (const auto& pair : shared_.pairs) pair->hand_over(this);
-  std::lock_guard lock(shared_.mutex);
+  std::vector<QueuePair*> pairs;
+  {
+    const MutexLock lock(shared_.mutex);
+    for (const auto& pair : shared_.pairs) pairs.push_back(pair.get());
+  }
+  // First, so that no message of a quick peer goes astray; and not under the lock: a rail's comes before it.
+  for (QueuePair* const pair : pairs) pair->hand_over(this);
+  const MutexLock lock(shared_.mutex);
   Status outcome;
-  for (std::size_t i = 0; i < shared_.pairs.size(); ++i) {
-    Status connected = shared_.pairs[i]->connect(peer[i], is_same_host);
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    Status connected = pairs[i]->connect(peer[i], is_same_host);
     shared_.why_out[i] = connected.text();
     if (outcome.is_ok()) outcome = std::move(connected);
   }
@@ -106,10 +110,12 @@ RdmaChannel::~RdmaChannel() {
 
 // --- Posting ---
 
-Status RdmaChannel::find_keys(const Operation& operation, std::vector<Registration*>& out) const {
+Status RdmaChannel::find_keys(const Operation& operation, std::vector<Registration*>& out,
+                              bool* is_parted) const {
   out.clear();
   for (const Segment& segment : operation.segments) {
-    if (static_cast<const RdmaMemory&>(*segment.remote).rail_count() < rail_count_) {
+    const auto& memory = static_cast<const RdmaMemory&>(*segment.remote);
+    if (memory.rail_count() < rail_count_) {
       return Status(Code::kProtocol, "the peer named its memory for fewer rails than it has");
     }
     for (std::size_t r = 0; r < rail_count_; ++r) {
@@ -122,6 +128,7 @@ Status RdmaChannel::find_keys(const Operation& operation, std::vector<Registrati
         if (!keys.is_ok()) return keys.status();
         known = keys->get();
       }
+      *is_parted |= !known->is_whole() || !memory.rail(r).is_whole();
       out.push_back(known);
     }
   }
@@ -135,9 +142,16 @@ void RdmaChannel::post(Operation& operation) {
 
 // A mutex is not fair: who posts and posts would take it again and again before the thread that it has
 // woken gets there, and wake that one each time.
-void RdmaChannel::let_completions_in() {
+RdmaChannel::LockAhead::LockAhead(Shared& shared) : mutex_(shared.mutex) {
+  if (mutex_.try_lock()) return;
+  shared.ahead.fetch_add(1, std::memory_order_relaxed);
+  mutex_.lock();
+  shared.ahead.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void RdmaChannel::stand_back() {
   for (int i = 0; i < kMostYields; ++i) {
-    if (shared_.completions_waiting.load(std::memory_order_relaxed) == 0) return;
+    if (shared_.ahead.load(std::memory_order_relaxed) == 0) return;
     std::this_thread::yield();
   }
 }
@@ -146,20 +160,23 @@ void RdmaChannel::let_completions_in() {
 // keep the poller from the lock.
 bool RdmaChannel::begin(Operation& operation) {
   thread_local std::vector<Registration*> keys;
-  Status status = find_keys(operation, keys);
+  bool is_parted = false;
+  Status status = find_keys(operation, keys, &is_parted);
   poller_.mark_active();
-  let_completions_in();
+  stand_back();
   Endings endings(host_.operations);
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   if (shared_.free_progresses.empty()) {
     shared_.progresses.push_back(std::make_unique<Progress>());
     shared_.free_progresses.push_back(shared_.progresses.back().get());
   }
   // What is queued already comes first.
-  const bool is_alone = !shared_.is_lost && !must_pump();
+  const bool is_alone = !shared_.is_lost && shared_.to_post.empty() && shared_.again.empty();
   Progress& progress = *shared_.free_progresses.back();
   shared_.free_progresses.pop_back();
   progress.begin(operation, keys);
+  progress.is_parted = is_parted;
+  if (rail_count_ == 1 && operation.nbytes < host_.rdma.least_striped_bytes) progress.rail = 0;
   operation.progress = &progress;
   // Sequentially consistent: who failed it and saw no channel is seen by the look below.
   operation.channel.store(this, std::memory_order_seq_cst);
@@ -172,13 +189,15 @@ bool RdmaChannel::begin(Operation& operation) {
   } else if (operation.nbytes > 0 && is_revoked(operation.fence)) {
     operation.fail(revoked());
   }
+  bool is_posted = false;
   if (operation.nbytes == 0 || operation.has_failed()) {
     progress.is_all_posted = true;
     finish_if_over(progress, endings);
   } else {
-    shared_.to_post.push_back(&progress);
+    is_posted = is_alone && post_whole(progress);
+    if (!is_posted) shared_.to_post.push_back(&progress);
   }
-  if (is_alone) pump_data(endings);
+  if (is_alone && !is_posted) pump_data(endings);
   if (!is_alone || !ring() || !shared_.outgoing.empty()) pump(endings);
   return ++shared_.posts % kPostsPerLook == 0;
 }
@@ -242,13 +261,12 @@ QueuePair* RdmaChannel::rail_for(Progress& progress) {
 Piece RdmaChannel::cut_piece(const Progress& progress) const {
   const Operation& operation = *progress.operation;
   const Segment& segment = operation.segments[progress.segment];
-  const auto& memory = static_cast<const RdmaMemory&>(*segment.remote);
-  const std::size_t rails = shared_.pairs.size();
   Piece piece{const_cast<Progress*>(&progress), progress.segment, progress.run, progress.skip, 0};
   std::uint64_t limit = host_.rdma.most_request_bytes;
+  const auto& memory = static_cast<const RdmaMemory&>(*segment.remote);
   const std::uint64_t remote = operation.runs[progress.run].remote + progress.skip;
-  for (std::size_t r = 0; r < rails; ++r) {
-    if (memory.rail(r).keys.size() > 1) limit = std::min(limit, to_bound(remote, memory.rail(r).part_bytes));
+  for (std::size_t r = 0; r < rail_count_; ++r) {
+    if (!memory.rail(r).is_whole()) limit = std::min(limit, to_bound(remote, memory.rail(r).part_bytes));
   }
   std::uint64_t skip = progress.skip;
   const std::uint32_t end = segment.first_run + segment.run_count;
@@ -258,9 +276,9 @@ Piece RdmaChannel::cut_piece(const Progress& progress) const {
     std::uint64_t take = std::min(run.nbytes - skip, limit - piece.nbytes);
     const auto local = static_cast<std::uint64_t>(run.local - segment.local.data) + skip;
     bool is_cut = false;
-    for (std::size_t r = 0; r < rails; ++r) {
-      const Registration& keys = *progress.local[progress.segment * rails + r];
-      if (keys.parts().size() == 1) continue;
+    for (std::size_t r = 0; r < rail_count_; ++r) {
+      const Registration& keys = *progress.local[progress.segment * rail_count_ + r];
+      if (keys.is_whole()) continue;
       const std::uint64_t bound = to_bound(local, keys.part_bytes());
       if (bound < take) take = bound, is_cut = true;
     }
@@ -298,8 +316,8 @@ void RdmaChannel::add_piece(QueuePair& pair, const Piece& piece) {
   const Segment& segment = operation.segments[piece.segment];
   const auto& memory = static_cast<const RdmaMemory&>(*segment.remote);
   const std::size_t rail = pair.rail().index();
-  const Registration& keys = *progress.local[piece.segment * shared_.pairs.size() + rail];
-  ibv_sge sges[32];
+  const Registration& keys = *progress.local[piece.segment * rail_count_ + rail];
+  ibv_sge* const sges = pair.data_sges();
   std::size_t count = 0;
   std::uint64_t left = piece.nbytes;
   std::uint64_t skip = piece.skip;
@@ -315,8 +333,7 @@ void RdmaChannel::add_piece(QueuePair& pair, const Piece& piece) {
   }
   const std::uint64_t remote = operation.runs[piece.run].remote + piece.skip;
   const RdmaMemory::RailKeys& theirs = memory.rail(rail);
-  pair.add_data(operation.direction, {sges, count}, memory.address(remote),
-                theirs.keys[remote / theirs.part_bytes], piece);
+  pair.add_data(operation.direction, count, memory.address(remote), theirs.key(remote), piece);
   progress.rails_used |= std::uint64_t{1} << rail;
 }
 
@@ -335,7 +352,6 @@ void RdmaChannel::pump_data(Endings& endings) {
     shared_.again.pop_front();
     add_piece(*pair, piece);
   }
-  std::uint64_t turn_bytes = 0;
   while (!shared_.to_post.empty()) {
     Progress& progress = *shared_.to_post.front();
     if (progress.operation->has_failed()) {
@@ -344,39 +360,65 @@ void RdmaChannel::pump_data(Endings& endings) {
       finish_if_over(progress, endings);
       continue;
     }
+    if (!take_turn(progress)) return;
+    shared_.to_post.pop_front();
+    if (!progress.is_all_posted) shared_.to_post.push_back(&progress);
+  }
+}
+
+// As take_turn() would, but for most puts: there is nothing to cut, and nothing of it can follow.
+bool RdmaChannel::post_whole(Progress& progress) {
+  const Operation& operation = *progress.operation;
+  if (operation.runs.size() != 1 || progress.is_parted ||
+      operation.nbytes > host_.rdma.most_request_bytes) {
+    return false;
+  }
+  QueuePair* const pair = rail_for(progress);
+  if (pair == nullptr) return false;
+  const std::size_t rail = pair->rail().index();
+  const Run& run = operation.runs[0];
+  const auto& memory = static_cast<const RdmaMemory&>(*operation.segments[0].remote);
+  *pair->data_sges() = {reinterpret_cast<std::uint64_t>(run.local),
+                        static_cast<std::uint32_t>(run.nbytes),
+                        progress.local[rail]->parts()[0]->lkey};
+  pair->add_data(operation.direction, 1, memory.address(run.remote), memory.rail(rail).keys[0],
+                 {.progress = &progress, .nbytes = run.nbytes});
+  progress.outstanding = 1;
+  progress.rails_used = std::uint64_t{1} << rail;
+  progress.is_all_posted = true;
+  finish_posting(progress);
+  return true;
+}
+
+bool RdmaChannel::take_turn(Progress& progress) {
+  for (std::uint64_t turn_bytes = 0; turn_bytes < kTurnBytes;) {
     QueuePair* const pair = rail_for(progress);
-    if (pair == nullptr) return;
+    if (pair == nullptr) return false;
     const Piece piece = cut_piece(progress);
     add_piece(*pair, piece);
     ++progress.outstanding;
-    advance(progress, piece.nbytes);
     turn_bytes += piece.nbytes;
+    advance(progress, piece.nbytes);
     if (progress.is_all_posted) {
-      shared_.to_post.pop_front();
       finish_posting(progress);
-    } else if (turn_bytes >= kTurnBytes) {
-      shared_.to_post.pop_front();
-      shared_.to_post.push_back(&progress);
-    } else {
-      continue;
+      return true;
     }
-    turn_bytes = 0;
   }
+  return true;
 }
 
 // Behind the writes on the same queue pair a READ comes back when they are visible.
 void RdmaChannel::add_flushes(Progress& progress) {
-  for (const auto& pair : shared_.pairs) {
-    const std::uint64_t bit = std::uint64_t{1} << pair->rail().index();
-    if ((progress.rails_used & bit) == 0) continue;
+  while (progress.rails_used != 0) {
+    QueuePair& pair = *shared_.pairs[static_cast<std::size_t>(std::countr_zero(progress.rails_used))];
     // What had been acknowledged on a rail that broke is visible: the peer's device gave its
     // receives back behind it.
-    if (pair->must_flush() && pair->is_alive()) {
-      if (!pair->has_room_for_data()) return;
-      pair->add_flush({&progress, 0, 0, 0, 0});
+    if (pair.must_flush() && pair.is_alive()) {
+      if (!pair.has_room_for_data()) return;
+      pair.add_flush({&progress, 0, 0, 0, 0});
       ++progress.outstanding;
     }
-    progress.rails_used &= ~bit;
+    progress.rails_used &= progress.rails_used - 1;
   }
 }
 
@@ -388,8 +430,8 @@ void RdmaChannel::finish_posting(Progress& progress) {
     return;
   }
   // A queue pair carries everything out in order: with all of it on one, the tag cannot come first.
-  const bool is_on_one = progress.rail >= 0 && std::popcount(progress.rails_used) == 1 &&
-                         progress.rails_used == std::uint64_t{1} << progress.rail;
+  const bool is_on_one =
+      progress.rail >= 0 && progress.rails_used == std::uint64_t{1} << progress.rail;
   if (operation.has_tag && is_on_one && shared_.outgoing.empty()) {
     QueuePair& pair = *shared_.pairs[static_cast<std::size_t>(progress.rail)];
     if (pair.has_room_for_message(MessageType::kTag)) {
@@ -433,10 +475,13 @@ void RdmaChannel::finish_if_over(Progress& progress, Endings& endings) {
     }
   }
   // A tag that went out says that all went well; what was said afterwards came too late.
-  Status status = progress.is_tag_posted ? Status::ok() : operation.failure();
-  if (operation.has_tag && !progress.is_tag_posted && !shared_.is_lost) {
-    queue_message(MessageType::kTag, status.code(),
-                  {operation.tag.bytes, operation.tag.nbytes}, 0, progress.tag_sequence);
+  Status status;
+  if (!progress.is_tag_posted) {
+    if (operation.has_failed()) status = operation.failure();
+    if (operation.has_tag && !shared_.is_lost) {
+      queue_message(MessageType::kTag, status.code(),
+                    {operation.tag.bytes, operation.tag.nbytes}, 0, progress.tag_sequence);
+    }
   }
   operation.progress = nullptr;
   if (progress.slept_since_ns != 0) {
@@ -470,7 +515,7 @@ void RdmaChannel::help(Operation& operation, std::int64_t deadline_ns) {
 }
 
 void RdmaChannel::will_sleep(Operation& operation) {
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   auto* const progress = static_cast<Progress*>(operation.progress);
   if (progress != nullptr) watch_for_sleeper(*progress);
 }
@@ -483,7 +528,7 @@ void RdmaChannel::watch_for_sleeper(Progress& progress) {
 
 void RdmaChannel::abort(Operation& operation) {
   Endings endings(host_.operations);
-  std::lock_guard lock(shared_.mutex);
+  const LockAhead lock(shared_);
   auto* const progress = static_cast<Progress*>(operation.progress);
   if (progress == nullptr) return;
   // Whoever cancels sleeps until it is over.
@@ -499,19 +544,14 @@ void RdmaChannel::on_completions(std::size_t rail, std::span<const ibv_wc> compl
   bool must_tell_loss = false;
   std::vector<Message> arrivals;
   {
-    std::unique_lock lock(shared_.mutex, std::try_to_lock);
-    if (!lock.owns_lock()) {
-      shared_.completions_waiting.fetch_add(1, std::memory_order_relaxed);
-      lock.lock();
-      shared_.completions_waiting.fetch_sub(1, std::memory_order_relaxed);
-    }
+    const LockAhead lock(shared_);
     QueuePair& pair = *shared_.pairs[rail];
     for (const ibv_wc& each : completions) take_completion(pair, each, endings);
     if (must_pump()) pump(endings);
     must_tell_loss = std::exchange(shared_.must_tell_loss, false);
-    if (shared_.is_open) arrivals.swap(shared_.arrivals);
+    if (!shared_.arrivals.empty() && shared_.is_open) arrivals.swap(shared_.arrivals);
   }
-  hand_on(arrivals);
+  if (!arrivals.empty()) hand_on(arrivals);
   if (must_tell_loss) tell_loss();
 }
 
@@ -523,7 +563,9 @@ void RdmaChannel::take_completion(QueuePair& pair, const ibv_wc& completion, End
   const auto number = static_cast<std::uint32_t>(completion.wr_id);
   if ((completion.wr_id & QueuePair::kReceiveBit) == 0) {
     // Those before a failed one may have gone well without a word: doing them again does no harm.
-    pair.complete(number, [&](const Posted& entry) { came_back(pair, entry, is_ok, endings); });
+    pair.complete(number, [&](const Posted& entry) KVZC_REQUIRES(shared_.mutex) {
+      came_back(pair, entry, is_ok, endings);
+    });
     return;
   }
   if (!is_ok) {
@@ -562,11 +604,11 @@ void RdmaChannel::came_back(QueuePair& pair, const Posted& entry, bool is_ok, En
 }
 
 bool RdmaChannel::must_pump() const {
+  for (const auto& pair : shared_.pairs) {
+    if (pair->must_pump()) return true;
+  }
   return !shared_.to_post.empty() || !shared_.again.empty() || !shared_.outgoing.empty() ||
-         !shared_.to_flush.empty() || !shared_.to_answer.empty() || must_tell_taken() ||
-         std::any_of(shared_.pairs.begin(), shared_.pairs.end(), [](const auto& pair) {
-           return pair->is_broken() || pair->has_batch() || pair->untold() >= kUntoldReceives;
-         });
+         !shared_.to_flush.empty() || !shared_.to_answer.empty() || must_tell_taken();
 }
 
 void RdmaChannel::hand_on(const std::vector<Message>& arrivals) {
@@ -618,7 +660,7 @@ bool RdmaChannel::must_tell_taken() const {
 
 void RdmaChannel::pump_messages() {
   if (shared_.is_lost) return;
-  const auto tell = [this](std::size_t rail) {
+  const auto tell = [this](std::size_t rail) KVZC_REQUIRES(shared_.mutex) {
     QueuePair* const pair = pair_for_message(MessageType::kCredit);
     if (pair == nullptr) return;
     Message message;
@@ -638,7 +680,7 @@ void RdmaChannel::pump_messages() {
     shared_.outgoing.pop_front();
   }
   for (const auto& pair : shared_.pairs) {
-    if (pair->is_alive() && pair->untold() >= kUntoldReceives) tell(pair->rail().index());
+    if (pair->is_alive() && pair->untold() >= QueuePair::kUntold) tell(pair->rail().index());
   }
   if (must_tell_taken()) tell(0);
 }
@@ -649,10 +691,13 @@ void RdmaChannel::take_message(const Message& message, Endings& endings) {
   if (header.taken_tags > shared_.peer_taken) {
     shared_.peer_taken = header.taken_tags;
     shared_.has_asked_for_credit = false;
-    shared_.changed.notify_all();
+    tell_change();
   }
   // After a rail broke some come twice.
-  if (header.sequence <= shared_.seen_until || !shared_.seen_more.insert(header.sequence).second) {
+  if (header.sequence == shared_.seen_until + 1) {
+    ++shared_.seen_until;
+  } else if (header.sequence <= shared_.seen_until ||
+             !shared_.seen_more.insert(header.sequence).second) {
     return;
   }
   while (!shared_.seen_more.empty() && *shared_.seen_more.begin() == shared_.seen_until + 1) {
@@ -681,7 +726,7 @@ void RdmaChannel::take_message(const Message& message, Endings& endings) {
       std::uint64_t number = 0;
       std::memcpy(&number, message.body, sizeof number);
       for (auto& [slot, asked] : shared_.asked) asked.is_done |= asked.number == number;
-      shared_.changed.notify_all();
+      tell_change();
       return;
     }
     case MessageType::kRailClosed:
@@ -698,8 +743,10 @@ void RdmaChannel::take_message(const Message& message, Endings& endings) {
 // --- Tags ---
 
 Status RdmaChannel::take_credit(std::size_t) {
-  const auto has_room = [this] { return shared_.reserved_tags - shared_.peer_taken < peer_depth_; };
-  std::unique_lock lock(shared_.mutex);
+  const auto has_room = [this]() KVZC_REQUIRES(shared_.mutex) {
+    return shared_.reserved_tags - shared_.peer_taken < peer_depth_;
+  };
+  UniqueLock lock(shared_.mutex);
   if (!has_room()) {
     // What the peer has said of room may have come and not been looked at.
     lock.unlock();
@@ -722,21 +769,22 @@ Status RdmaChannel::take_credit(std::size_t) {
 }
 
 void RdmaChannel::return_credit(std::size_t) {
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   --shared_.reserved_tags;
 }
 
 void RdmaChannel::wait_for_credit(std::size_t, std::int64_t timeout_ns) {
   poller_.begin_rest();
-  std::unique_lock lock(shared_.mutex);
-  shared_.changed.wait_for(lock, std::chrono::nanoseconds(std::min(timeout_ns, std::int64_t{3'600'000'000'000})), [this] {
-    return shared_.is_lost || shared_.reserved_tags - shared_.peer_taken < peer_depth_;
-  });
+  {
+    UniqueLock lock(shared_.mutex);
+    const bool has_come = shared_.is_lost || shared_.reserved_tags - shared_.peer_taken < peer_depth_;
+    if (!has_come) sleep_for_change(lock, std::min(timeout_ns, std::int64_t{3'600'000'000'000}));
+  }
   poller_.end_rest();
 }
 
 void RdmaChannel::send_tag(const Tag& tag, Code code) {
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   if (shared_.is_lost) return;
   queue_message(MessageType::kTag, code, {tag.bytes, tag.nbytes}, 0);
   pump_messages();
@@ -747,7 +795,7 @@ void RdmaChannel::drain() {
   if (!shared_.is_open.load(std::memory_order_acquire)) {
     std::vector<Message> arrivals;
     {
-      std::lock_guard lock(shared_.mutex);
+      const MutexLock lock(shared_.mutex);
       shared_.is_open = true;
       arrivals.swap(shared_.arrivals);
     }
@@ -759,7 +807,7 @@ void RdmaChannel::drain() {
 
 // Called from within completions too: it ends no operation.
 void RdmaChannel::grant_credits(std::uint32_t count) {
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   shared_.taken_tags += count;
   if (!must_tell_taken() || shared_.is_lost) return;
   pump_messages();
@@ -769,22 +817,23 @@ void RdmaChannel::grant_credits(std::uint32_t count) {
 // --- Fence ---
 
 bool RdmaChannel::is_revoked(FenceTicket grant) const {
+  if (shared_.revoked.empty()) return false;
   const auto found = shared_.revoked.find(grant.slot);
   return found != shared_.revoked.end() && grant.epoch <= found->second;
 }
 
 Status RdmaChannel::look_at_grant(FenceTicket grant) {
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   if (shared_.is_lost) return shared_.lost_why;
   return is_revoked(grant) ? revoked() : Status::ok();
 }
 
 Status RdmaChannel::fence(std::span<const FenceTicket> grants, std::int64_t deadline_ns) {
   {
-    std::lock_guard lock(shared_.mutex);
+    const MutexLock lock(shared_.mutex);
     Message body;
     std::size_t nbytes = 0;
-    const auto send = [&] {
+    const auto send = [&]() KVZC_REQUIRES(shared_.mutex) {
       if (nbytes > 0) queue_message(MessageType::kFenceAsk, Code::kOk, {body.body, nbytes}, 0);
       nbytes = 0;
     };
@@ -810,13 +859,14 @@ Status RdmaChannel::fence(std::span<const FenceTicket> grants, std::int64_t dead
   const std::int64_t spin_until = now_ns() + kHelpNs;
   for (;;) {
     (void)poller_.help();
-    std::unique_lock lock(shared_.mutex);
+    UniqueLock lock(shared_.mutex);
     // Through broken queue pairs nothing comes in, whatever the peer does.
     bool is_done = shared_.is_lost && are_all_drained();
     if (!is_done && !shared_.is_lost) {
-      is_done = std::all_of(grants.begin(), grants.end(), [this](const FenceTicket& grant) {
-        return shared_.asked[grant.slot].is_done;
-      });
+      is_done = std::all_of(
+          grants.begin(), grants.end(), [this](const FenceTicket& grant) KVZC_REQUIRES(shared_.mutex) {
+            return shared_.asked[grant.slot].is_done;
+          });
     }
     if (is_done) {
       for (const FenceTicket& grant : grants) shared_.asked.erase(grant.slot);
@@ -828,8 +878,7 @@ Status RdmaChannel::fence(std::span<const FenceTicket> grants, std::int64_t dead
     }
     if (now < spin_until) continue;
     poller_.begin_rest();
-    shared_.changed.wait_for(
-        lock, std::chrono::nanoseconds(std::min<std::int64_t>(deadline_ns - now, 1'000'000)));
+    sleep_for_change(lock, std::min<std::int64_t>(deadline_ns - now, 1'000'000));
     poller_.end_rest();
   }
 }
@@ -857,7 +906,7 @@ void RdmaChannel::take_fence_ask(const Message& message, Endings& endings) {
 }
 
 void RdmaChannel::answer_fences() {
-  std::erase_if(shared_.to_answer, [this](const FenceToAnswer& ask) {
+  std::erase_if(shared_.to_answer, [this](const FenceToAnswer& ask) KVZC_REQUIRES(shared_.mutex) {
     const bool is_within = std::any_of(
         shared_.running.begin(), shared_.running.end(), [&](const Progress* progress) {
           const Operation& operation = *progress->operation;
@@ -895,7 +944,9 @@ void RdmaChannel::break_rail(QueuePair& pair, const std::string& why) {
 void RdmaChannel::look_at_broken_rails(Endings& endings) {
   for (const auto& pair : shared_.pairs) {
     if (!pair->is_broken()) continue;
-    pair->complete_refused([&](const Posted& entry) { came_back(*pair, entry, false, endings); });
+    pair->complete_refused([&](const Posted& entry) KVZC_REQUIRES(shared_.mutex) {
+      came_back(*pair, entry, false, endings);
+    });
     const std::size_t rail = pair->rail().index();
     if (shared_.is_lost) {
       release_orphans(rail, endings);
@@ -941,7 +992,7 @@ void RdmaChannel::release_orphans(std::size_t rail, Endings& endings) {
 
 void RdmaChannel::rail_is_down(std::size_t rail, const char* why, bool is_fatal, Endings& endings) {
   {
-    std::lock_guard lock(shared_.mutex);
+    const LockAhead lock(shared_);
     if (rail >= shared_.pairs.size()) return;
     QueuePair& pair = *shared_.pairs[rail];
     const auto live = std::count_if(shared_.pairs.begin(), shared_.pairs.end(),
@@ -955,7 +1006,7 @@ void RdmaChannel::rail_is_down(std::size_t rail, const char* why, bool is_fatal,
 void RdmaChannel::watch(Endings& endings) {
   bool must_settle = false;
   {
-    std::lock_guard lock(shared_.mutex);
+    const LockAhead lock(shared_);
     must_settle = must_pump();  // Nothing should be left over; what is does not wait for ever.
     for (const auto& pair : shared_.pairs) {
       if (!pair->is_alive() || pair->count_still() < most_still_) continue;
@@ -970,11 +1021,17 @@ void RdmaChannel::watch(Endings& endings) {
 void RdmaChannel::settle_break(Endings& endings) {
   bool must_tell_loss = false;
   {
-    std::lock_guard lock(shared_.mutex);
+    const LockAhead lock(shared_);
     pump(endings);
     must_tell_loss = std::exchange(shared_.must_tell_loss, false);
   }
   if (must_tell_loss) tell_loss();
+}
+
+void RdmaChannel::sleep_for_change(UniqueLock<ShortMutex>& lock, std::int64_t timeout_ns) {
+  ++shared_.watchers;
+  shared_.changed.wait_for(lock, std::chrono::nanoseconds(timeout_ns));
+  --shared_.watchers;
 }
 
 void RdmaChannel::tell_loss() {
@@ -996,13 +1053,13 @@ void RdmaChannel::lose_locked(Status why, Endings& endings) {
     give_up_rest(*progress, endings);
   }
   look_at_broken_rails(endings);
-  shared_.changed.notify_all();
+  tell_change();
 }
 
 void RdmaChannel::lose(Status why, PeerFate) {
   {
     Endings endings(host_.operations);
-    std::lock_guard lock(shared_.mutex);
+    const LockAhead lock(shared_);
     lose_locked(std::move(why), endings);
     shared_.must_tell_loss = false;  // Whoever says so knows.
   }
@@ -1012,23 +1069,23 @@ void RdmaChannel::lose(Status why, PeerFate) {
 Status RdmaChannel::cut_off(std::int64_t deadline_ns) {
   for (;;) {
     (void)poller_.help();
-    std::unique_lock lock(shared_.mutex);
+    UniqueLock lock(shared_.mutex);
     if (are_all_drained()) return Status::ok();
     if (now_ns() >= deadline_ns) {
       return Status(Code::kTimedOut, "its queue pairs here have not given back all receives");
     }
-    shared_.changed.wait_for(lock, std::chrono::microseconds(50));
+    sleep_for_change(lock, 50'000);
   }
 }
 
 Status RdmaChannel::lost() const {
   if (!shared_.is_lost.load(std::memory_order_acquire)) return Status::ok();
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   return shared_.lost_why;
 }
 
 std::string RdmaChannel::explain(const RemoteMemory&) const {
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   std::string out;
   std::size_t live = 0;
   for (const auto& pair : shared_.pairs) {
@@ -1050,7 +1107,7 @@ std::string RdmaChannel::explain(const RemoteMemory&) const {
 }
 
 bool RdmaChannel::is_quiet() const {
-  std::lock_guard lock(shared_.mutex);
+  const MutexLock lock(shared_.mutex);
   return std::all_of(shared_.pairs.begin(), shared_.pairs.end(),
                      [](const auto& pair) { return pair->posted_count() == 0; });
 }

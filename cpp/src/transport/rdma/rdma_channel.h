@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/patience.h"
+#include "base/short_mutex.h"
 #include "kvzc/transport.h"
 #include "transport/rdma/poller.h"
 #include "transport/rdma/queue_pair.h"
@@ -19,8 +20,8 @@
 
 namespace kvzc::rdma {
 
-// How far an operation is.
-struct Progress {
+// How far an operation is: what is forgotten for the next one.
+struct Standing {
   Operation* operation = nullptr;
   // The next byte that was not posted yet.
   std::uint32_t segment = 0;
@@ -30,20 +31,23 @@ struct Progress {
   std::uint32_t outstanding = 0;  // Requests that were posted or wait to be posted again.
   int rail = -1;                  // The one that carries all of it; -1: any may.
   std::uint64_t rails_used = 0;   // Bits: those whose writes must be flushed.
+  bool is_parted = false;         // Some of its memory has more than one key on a device.
   bool is_all_posted = false;     // Or given up.
   bool is_tag_posted = false;
   std::int64_t slept_since_ns = 0;  // A thread sleeps until it ends, and began to wait then.
   std::uint32_t running_at = 0;     // Its place in the list of those that run.
   std::uint64_t tag_sequence = 0;  // Of a tag that was posted and came back: it may have arrived.
+};
+
+// The same with room for its keys, which is used again.
+struct Progress : Standing {
   std::vector<Registration*> local;  // Of segment s on rail r: s * rails + r.
 
-  // Makes it that of another operation, and keeps the room of its list.
-  void begin(Operation& next, std::span<Registration* const> keys) {
-    std::vector<Registration*> room = std::move(local);
-    *this = Progress();
-    local = std::move(room);
-    local.assign(keys.begin(), keys.end());
+  // Makes it that of another operation, and gives back the room for the next one's keys.
+  void begin(Operation& next, std::vector<Registration*>& keys) {
+    static_cast<Standing&>(*this) = {};
     operation = &next;
+    local.swap(keys);
   }
 };
 
@@ -102,49 +106,64 @@ class RdmaChannel final : public Channel, private CompletionTarget {
                       Endings& endings) override;
 
   // Posts, and gives whether it is time to look what has come back. Requires: no lock.
-  bool begin(Operation& operation);
-  void let_completions_in();
+  inline bool begin(Operation& operation);
+  void stand_back();
   // Hands arrivals to the engine. Requires: no lock but the rail's.
   void hand_on(const std::vector<Message>& arrivals);
   void tell_loss();
+  // Sleeps until something of what waiters look at has changed, at most so long.
+  void sleep_for_change(UniqueLock<ShortMutex>& lock, std::int64_t timeout_ns)
+      KVZC_REQUIRES(shared_.mutex);
   // After break_rail(), where no completion may follow. Requires: no lock.
   void settle_break(Endings& endings);
-  // All below require mutex_, and collect what has ended.
-  void pump(Endings& endings);
-  void pump_data(Endings& endings);
-  void pump_messages();
-  bool ring();
-  QueuePair* rail_for(Progress& progress);
-  Piece cut_piece(const Progress& progress) const;
-  void advance(Progress& progress, std::uint64_t nbytes) const;
-  void add_piece(QueuePair& pair, const Piece& piece);
-  void add_flushes(Progress& progress);
-  void finish_posting(Progress& progress);
-  void watch_for_sleeper(Progress& progress);
-  void give_up_rest(Progress& progress, Endings& endings);
-  void take_completion(QueuePair& pair, const ibv_wc& completion, Endings& endings);
-  void came_back(QueuePair& pair, const Posted& entry, bool is_ok, Endings& endings);
-  void finish_if_over(Progress& progress, Endings& endings);
-  QueuePair* pair_for_message(MessageType type);
+
+  // All below collect what has ended.
+  void tell_change() KVZC_REQUIRES(shared_.mutex) {
+    if (shared_.watchers > 0) shared_.changed.notify_all();
+  }
+  void pump(Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  void pump_data(Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  void pump_messages() KVZC_REQUIRES(shared_.mutex);
+  inline bool ring() KVZC_REQUIRES(shared_.mutex);
+  inline QueuePair* rail_for(Progress& progress) KVZC_REQUIRES(shared_.mutex);
+  Piece cut_piece(const Progress& progress) const KVZC_REQUIRES(shared_.mutex);
+  void advance(Progress& progress, std::uint64_t nbytes) const KVZC_REQUIRES(shared_.mutex);
+  void add_piece(QueuePair& pair, const Piece& piece) KVZC_REQUIRES(shared_.mutex);
+  inline void add_flushes(Progress& progress) KVZC_REQUIRES(shared_.mutex);
+  // Posts a turn's worth of it, or what there is room for. Gives whether that ended its turn.
+  bool take_turn(Progress& progress) KVZC_REQUIRES(shared_.mutex);
+  // Posts all of it, if it is one run that one request takes, and there is room. Gives whether it did.
+  inline bool post_whole(Progress& progress) KVZC_REQUIRES(shared_.mutex);
+  inline void finish_posting(Progress& progress) KVZC_REQUIRES(shared_.mutex);
+  void watch_for_sleeper(Progress& progress) KVZC_REQUIRES(shared_.mutex);
+  void give_up_rest(Progress& progress, Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  inline void take_completion(QueuePair& pair, const ibv_wc& completion, Endings& endings)
+      KVZC_REQUIRES(shared_.mutex);
+  inline void came_back(QueuePair& pair, const Posted& entry, bool is_ok, Endings& endings)
+      KVZC_REQUIRES(shared_.mutex);
+  void finish_if_over(Progress& progress, Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  QueuePair* pair_for_message(MessageType type) KVZC_REQUIRES(shared_.mutex);
   void queue_message(MessageType type, Code code, std::span<const std::byte> body,
-                     std::size_t rail, std::uint64_t sequence = 0);
-  void send_message(QueuePair& pair, Message& message, Progress* progress);
-  void take_message(const Message& message, Endings& endings);
-  void take_fence_ask(const Message& message, Endings& endings);
-  void answer_fences();
-  bool must_tell_taken() const;
+                     std::size_t rail, std::uint64_t sequence = 0) KVZC_REQUIRES(shared_.mutex);
+  void send_message(QueuePair& pair, Message& message, Progress* progress)
+      KVZC_REQUIRES(shared_.mutex);
+  void take_message(const Message& message, Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  void take_fence_ask(const Message& message, Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  void answer_fences() KVZC_REQUIRES(shared_.mutex);
+  inline bool must_tell_taken() const KVZC_REQUIRES(shared_.mutex);
   // Says whether pump() would find anything to do.
-  bool must_pump() const;
-  bool is_revoked(FenceTicket grant) const;
-  bool has_live_rail() const;
-  bool are_all_drained() const;
-  void break_rail(QueuePair& pair, const std::string& why);
-  void look_at_broken_rails(Endings& endings);
-  void release_orphans(std::size_t rail, Endings& endings);
-  void lose_locked(Status why, Endings& endings);
+  inline bool must_pump() const KVZC_REQUIRES(shared_.mutex);
+  inline bool is_revoked(FenceTicket grant) const KVZC_REQUIRES(shared_.mutex);
+  bool has_live_rail() const KVZC_REQUIRES(shared_.mutex);
+  bool are_all_drained() const KVZC_REQUIRES(shared_.mutex);
+  void break_rail(QueuePair& pair, const std::string& why) KVZC_REQUIRES(shared_.mutex);
+  void look_at_broken_rails(Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  void release_orphans(std::size_t rail, Endings& endings) KVZC_REQUIRES(shared_.mutex);
+  void lose_locked(Status why, Endings& endings) KVZC_REQUIRES(shared_.mutex);
 
   // Needs no lock.
-  Status find_keys(const Operation& operation, std::vector<Registration*>& out) const;
+  inline Status find_keys(const Operation& operation, std::vector<Registration*>& out,
+                          bool* is_parted) const;
 
   TransportHost& host_;
   Poller& poller_;
@@ -156,49 +175,71 @@ class RdmaChannel final : public Channel, private CompletionTarget {
 
   // What the threads of this process share.
   struct Shared {
-    mutable std::mutex mutex;  // Guards all of it but the atomics.
-    std::atomic<std::uint32_t> completions_waiting{0};  // Threads that have some, and want the mutex.
-    std::condition_variable changed;  // Credits came, a fence was answered, the channel is lost.
+    mutable ShortMutex mutex;
+    std::atomic<std::uint32_t> ahead{0};  // Threads that want the mutex before those who post.
+    std::condition_variable_any changed;  // Credits came, a fence was answered, the channel is lost.
     std::atomic<bool> is_lost{false};
-    Status lost_why;
-    bool must_tell_loss = false;
+    Status lost_why KVZC_GUARDED_BY(mutex);
+    std::uint32_t watchers KVZC_GUARDED_BY(mutex) = 0;  // Threads that sleep until that.
+    bool must_tell_loss KVZC_GUARDED_BY(mutex) = false;
 
-    std::vector<std::unique_ptr<QueuePair>> pairs;  // By rail; those that never connected are broken.
-    std::vector<bool> is_closed_there;  // Nothing that the peer had on that rail is under way.
-    std::vector<bool> has_said_close;   // The peer was asked to close its side,
-    std::vector<bool> has_said_closed;  // and told that ours is empty.
-    std::vector<std::string> why_out;   // By rail: why it was never connected, or broke.
-    std::string last_break;             // Why the rail that broke last did.
-    std::vector<std::vector<Piece>> orphans;        // By rail: came back unfinished when it broke.
+    // By rail. Those that never connected are broken.
+    std::vector<std::unique_ptr<QueuePair>> pairs KVZC_GUARDED_BY(mutex);
+    // Nothing that the peer had on that rail is under way; it was asked to close its side; it was told
+    // that ours is empty.
+    std::vector<bool> is_closed_there KVZC_GUARDED_BY(mutex);
+    std::vector<bool> has_said_close KVZC_GUARDED_BY(mutex);
+    std::vector<bool> has_said_closed KVZC_GUARDED_BY(mutex);
+    // Why it was never connected, or broke; what came back unfinished when it broke.
+    std::vector<std::string> why_out KVZC_GUARDED_BY(mutex);
+    std::vector<std::vector<Piece>> orphans KVZC_GUARDED_BY(mutex);
+    std::string last_break KVZC_GUARDED_BY(mutex);  // Why the rail that broke last did.
 
-    std::vector<std::unique_ptr<Progress>> progresses;
-    std::vector<Progress*> free_progresses;
-    std::vector<Progress*> running;  // Every operation that has not ended.
-    std::uint64_t posts = 0;         // Operations that were posted, ever.
-    std::deque<Progress*> to_post;   // Of those, the ones with bytes that were not posted.
-    std::deque<Piece> again;         // Pieces of a rail that broke.
-    std::vector<Progress*> to_flush;  // Over, but for flushes that there was no room for.
+    std::vector<std::unique_ptr<Progress>> progresses KVZC_GUARDED_BY(mutex);
+    std::vector<Progress*> free_progresses KVZC_GUARDED_BY(mutex);
+    std::uint64_t posts KVZC_GUARDED_BY(mutex) = 0;  // Operations that were posted, ever.
+    // Every operation that has not ended; of those the ones with bytes that were not posted, and the
+    // ones that are over but for flushes that there was no room for.
+    std::vector<Progress*> running KVZC_GUARDED_BY(mutex);
+    std::deque<Progress*> to_post KVZC_GUARDED_BY(mutex);
+    std::vector<Progress*> to_flush KVZC_GUARDED_BY(mutex);
+    std::deque<Piece> again KVZC_GUARDED_BY(mutex);  // Pieces of a rail that broke.
 
-    std::deque<Message> outgoing;
-    std::uint64_t next_sequence = 1;
-    std::uint64_t seen_until = 0;       // All messages up to this one were taken,
-    std::set<std::uint64_t> seen_more;  // and these.
+    std::deque<Message> outgoing KVZC_GUARDED_BY(mutex);
+    std::uint64_t next_sequence KVZC_GUARDED_BY(mutex) = 1;
+    // All messages up to this one were taken, and these.
+    std::uint64_t seen_until KVZC_GUARDED_BY(mutex) = 0;
+    std::set<std::uint64_t> seen_more KVZC_GUARDED_BY(mutex);
 
-    std::uint64_t reserved_tags = 0;   // Credits that were given for tags of ours, ever.
-    std::uint64_t peer_taken = 0;      // Tags of ours that left the peer's inbox, ever.
-    bool has_asked_for_credit = false;
-    std::uint64_t received_tags = 0;
-    std::uint64_t taken_tags = 0;
-    std::uint64_t told_taken = 0;
-    bool is_asked_for_credit = false;
+    // Credits that were given for tags of ours, ever; those of them that left the peer's inbox.
+    std::uint64_t reserved_tags KVZC_GUARDED_BY(mutex) = 0;
+    std::uint64_t peer_taken KVZC_GUARDED_BY(mutex) = 0;
+    bool has_asked_for_credit KVZC_GUARDED_BY(mutex) = false;
+    std::uint64_t received_tags KVZC_GUARDED_BY(mutex) = 0;
+    std::uint64_t taken_tags KVZC_GUARDED_BY(mutex) = 0;
+    std::uint64_t told_taken KVZC_GUARDED_BY(mutex) = 0;
+    bool is_asked_for_credit KVZC_GUARDED_BY(mutex) = false;
 
-    std::unordered_map<std::uint32_t, AskedFence> asked;
-    std::uint64_t next_fence = 1;
-    std::unordered_map<std::uint32_t, std::uint64_t> revoked;  // Slot: the last epoch that ended.
-    std::vector<FenceToAnswer> to_answer;
+    std::unordered_map<std::uint32_t, AskedFence> asked KVZC_GUARDED_BY(mutex);
+    std::uint64_t next_fence KVZC_GUARDED_BY(mutex) = 1;
+    // By slot: the last epoch that ended.
+    std::unordered_map<std::uint32_t, std::uint64_t> revoked KVZC_GUARDED_BY(mutex);
+    std::vector<FenceToAnswer> to_answer KVZC_GUARDED_BY(mutex);
 
-    std::vector<Message> arrivals;  // Taken, and not handed on yet: with no lock but the rail's.
+    // Taken, and not handed on yet: with no lock but the rail's.
+    std::vector<Message> arrivals KVZC_GUARDED_BY(mutex);
     std::atomic<bool> is_open{false};  // The engine takes arrivals: it has drained once.
+  };
+  // Holds the lock, and has those who post and post stand back for it.
+  class KVZC_THREAD_SAFETY(scoped_lockable) LockAhead {
+   public:
+    explicit LockAhead(Shared& shared) KVZC_THREAD_SAFETY(acquire_capability(shared.mutex));
+    ~LockAhead() KVZC_THREAD_SAFETY(release_capability()) { mutex_.unlock(); }
+    LockAhead(const LockAhead&) = delete;
+    LockAhead& operator=(const LockAhead&) = delete;
+
+   private:
+    ShortMutex& mutex_;
   };
   Shared shared_;
   Patience patience_;  // How long a waiter looks at the queues itself.

@@ -31,7 +31,10 @@ class Registration {
 
   std::uint64_t part_bytes() const { return part_bytes_; }
   const std::vector<ibv_mr*>& parts() const { return parts_; }
-  std::uint32_t local_key(std::uint64_t offset) const { return parts_[offset / part_bytes_]->lkey; }
+  std::uint32_t local_key(std::uint64_t offset) const {
+    return parts_[is_whole() ? 0 : offset / part_bytes_]->lkey;
+  }
+  bool is_whole() const { return parts_.size() == 1; }
   std::byte* data() const { return data_; }
   // Says whether the memory lies on the NUMA node of the device; true where either is not known.
   bool is_near() const { return is_near_; }

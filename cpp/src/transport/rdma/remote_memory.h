@@ -15,6 +15,11 @@ class RdmaMemory final : public RemoteMemory {
   struct RailKeys {
     std::uint64_t part_bytes = 0;
     std::vector<std::uint32_t> keys;
+
+    bool is_whole() const { return keys.size() == 1; }
+    std::uint32_t key(std::uint64_t offset) const {
+      return keys[is_whole() ? 0 : offset / part_bytes];
+    }
   };
 
   RdmaMemory(std::uint64_t address, std::uint64_t nbytes, std::vector<RailKeys> rails, bool is_own)
