@@ -110,6 +110,11 @@ void Poller::run() {
   }
 }
 
+bool Poller::has_changed(const std::atomic<std::uint32_t>& marks, std::uint32_t& seen) {
+  const std::uint32_t now = marks.load(std::memory_order_relaxed);
+  return now != std::exchange(seen, now);
+}
+
 bool Poller::is_somebody_active() {
   const std::uint32_t seen = activity();
   const std::int64_t now = now_ns();
@@ -134,7 +139,7 @@ void Poller::look_until_idle() {
 }
 
 void Poller::sleep() {
-  for (const auto& rail : rails_) rail->arm(Rail::Events::kAll);
+  for (const auto& rail : rails_) (void)rail->arm(Rail::Events::kAll);
   // What came before it was armed makes no event.
   if (look_surely()) return;
   const std::int64_t next = next_watch_ns_;
@@ -142,22 +147,26 @@ void Poller::sleep() {
 }
 
 void Poller::nap() {
-  if (nap_unarmed()) return;
-  for (const auto& rail : rails_) rail->arm(Rail::Events::kMessages);
-  const bool was_left_alone = look_surely();
+  const bool is_looked_for = has_changed(looks_, seen_looks_);
+  const bool do_messages_come = has_changed(messages_, seen_messages_);
+  if (is_looked_for && do_messages_come && nap_unarmed()) return;
+  bool is_armed_anew = false;
+  for (const auto& rail : rails_) is_armed_anew |= rail->arm(Rail::Events::kMessages);
+  // What came before it was armed makes no event. Else a look would only take from whoever looks.
+  const bool has_come = (is_armed_anew || !is_looked_for) && look_surely();
+  const bool was_left_alone = has_come && !is_looked_for;
   nap_ns_ = was_left_alone ? kNapNs : std::clamp(2 * nap_ns_, kNapNs, kMostNapNs);
   if (!was_left_alone) doze();
 }
 
-// A look now would only take from whoever looks: the queue, and the channel's lock.
+// Those who look take the messages: each would wake this thread for nothing.
 bool Poller::nap_unarmed() {
-  const std::uint32_t looks = looks_.load(std::memory_order_relaxed);
-  if (looks == std::exchange(seen_looks_, looks)) return false;
   is_unarmed_.store(true, std::memory_order_seq_cst);
   const bool is_sound =
       resting_.load(std::memory_order_seq_cst) == 0 && !doorbell_.is_event_armed();
   if (is_sound) {
-    nap_ns_ = kNapNs;  // No event ends it: an owner's question may have to wait for two of them.
+    // No event ends it: an owner's question may have to wait for two of them.
+    nap_ns_ = kNapNs;
     doze();
   }
   is_unarmed_.store(false, std::memory_order_relaxed);

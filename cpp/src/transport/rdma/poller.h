@@ -5,7 +5,8 @@
 //
 //   nobody is active       it sleeps until the next completion, of whatever kind
 //   somebody posts         it sleeps until a message comes, and else looks every 1 to 8 ms
-//   somebody looks         it does neither for 1 ms: messages are seen by whoever looks
+//   ... and looks          the same; what it finds then was not left alone, and it looks every 8 ms
+//   ... and takes messages it does neither for 1 ms: they are seen by whoever looks
 //   somebody sleeps        as if nobody were active: what is slept for is taken at once
 //   somebody rests         as if nobody looked: a message wakes it
 //
@@ -52,8 +53,9 @@ class Poller {
     mark(looks_);
     return look();
   }
-  // Somebody posts. Thread: any. Cost: a load and a store.
+  // Somebody posts / has taken a message. Thread: any. Cost: a load and a store.
   void mark_active() { mark(posts_); }
+  void mark_message() { mark(messages_); }
   // Somebody sleeps until something has ended, and does not look any more / it has ended.
   // Thread: any.
   void add_sleeper();
@@ -76,6 +78,7 @@ class Poller {
  private:
   void run();
   bool is_somebody_active();
+  static bool has_changed(const std::atomic<std::uint32_t>& marks, std::uint32_t& seen);
   void look_until_idle();
   // Sleeps until something comes, whatever it is / until a message comes, and not for long.
   void sleep();
@@ -102,9 +105,11 @@ class Poller {
   std::thread thread_;
   std::atomic<bool> is_stopping_{false};
   std::atomic<std::uint32_t> posts_{0};  // Counts marks, roughly,
-  std::atomic<std::uint32_t> looks_{0};  // and so does this.
+  std::atomic<std::uint32_t> looks_{0};  // and so do this
+  std::atomic<std::uint32_t> messages_{0};  // and this.
   std::uint32_t seen_activity_ = 0;      // The poller's own, ...
   std::uint32_t seen_looks_ = 0;         // ... and so are these.
+  std::uint32_t seen_messages_ = 0;
   std::int64_t active_until_ns_ = 0;
   std::int64_t nap_ns_ = 0;
   std::atomic<std::uint32_t> sleepers_{0};

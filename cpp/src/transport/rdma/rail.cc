@@ -114,11 +114,12 @@ int Rail::poll_locked(Endings& endings) {
   return static_cast<int>(end);
 }
 
-void Rail::arm(Events kind) {
+bool Rail::arm(Events kind) {
   // What is armed for all is armed for messages too.
-  if (kind <= armed_) return;
+  if (kind <= armed_) return false;
   armed_ = kind;
   ibv_req_notify_cq(queue_, kind == Events::kMessages);
+  return true;
 }
 
 void Rail::take_events() {

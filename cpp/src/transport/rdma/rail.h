@@ -78,8 +78,9 @@ class Rail {
   int poll_surely(Endings& endings);
   enum class Events { kNone, kMessages, kAll };
   // The next message that comes in, or the next completion of any kind, makes the event channel
-  // readable. Costs nothing where it was asked for already. Thread: the poller's.
-  void arm(Events kind);
+  // readable. Costs nothing where it was asked for already; gives whether it was not. Thread: the
+  // poller's.
+  bool arm(Events kind);
   void take_events();
 
  private:

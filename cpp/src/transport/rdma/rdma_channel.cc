@@ -572,6 +572,7 @@ void RdmaChannel::take_completion(QueuePair& pair, const ibv_wc& completion, End
     pair.count_flushed_receive();
     return;
   }
+  poller_.mark_message();
   const Message& message = pair.received(number);
   if (completion.byte_len < sizeof(MessageHeader) || completion.byte_len != message.nbytes() ||
       message.header.body_bytes > kMaxBodyBytes || message.header.rail >= shared_.pairs.size()) {
