@@ -292,6 +292,17 @@ Strings rdma_offers() {
   return out;
 }
 
+// Type, step, consumed, slots, body.
+Strings rdma_floods() {
+  Strings out;
+  for (unsigned type = 1; type <= 7; ++type) out.push_back(bytes({type, 0, 0, 0, 24}));
+  out.push_back(bytes({2, 21, 0, 0, 0}));
+  out.push_back(bytes({2, 0, 9, 0, 0}));
+  out.push_back(bytes({4, 0, 0, 15, 24}));
+  out.push_back(bytes({4, 4, 0, 0, 8}));
+  return out;
+}
+
 // The steps are in rdma_message.cc.
 Strings rdma_messages() {
   const std::string post = bytes({5, 1, 1, 2, 3, 0, 0, 4, 8, 0, 2, 9, 0, 1});
@@ -340,5 +351,6 @@ int main(int argc, char** argv) {
   write(argv[1], "shm_ring", shm_rings());
   write(argv[1], "rdma_offer", rdma_offers());
   write(argv[1], "rdma_message", rdma_messages());
+  write(argv[1], "rdma_flood", rdma_floods());
   return 0;
 }

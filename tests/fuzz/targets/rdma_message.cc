@@ -2,16 +2,12 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "fuzz/fake_verbs.h"
-#include "fuzz/shm_host.h"
-#include "transport/rdma/factory.h"
-#include "transport/rdma/message.h"
+#include "fuzz/rdma_peer.h"
 
 namespace kvzc {
 namespace {
 
 constexpr std::size_t kOperations = 4;
-constexpr std::uint32_t kDepth = 16;
 
 // One put or get of a few runs, which may end at any time.
 struct Moving {
@@ -19,48 +15,12 @@ struct Moving {
   bool is_posted = false;
 };
 
-RdmaOptions few() {
-  RdmaOptions out;
-  out.queue_depth = 64;
-  out.least_striped_bytes = 512;
-  return out;
-}
-
-class Sink final : public OperationSink {
- public:
-  void retire(Operation& operation, Status status) override {
-    KVZC_FUZZ_CHECK(operation.state.end(std::move(status), 1));  // Exactly once.
-  }
-  void retain(Operation& operation) override { operation.retain(); }
-  void release(Operation& operation) override { (void)operation.release(); }
-};
-
 }  // namespace
 
 KVZC_FUZZ_TARGET(rdma_message)(fuzz::Bytes input) {
-  static fuzz::Host host;
-  static Sink sink;
-  static std::array<std::byte, 1 << 16> local;
-  static Registrations registrations;
-  static TransportHost lent{host.doorbell, host.fences, sink, host,
-                            TransportTuning{.arrival_depth = kDepth}, few()};
-  static const std::unique_ptr<Transport> transport = fuzz::Host::must(rdma::make_transport(lent));
-  const MemoryPiece piece{local.data(), local.size(), nullptr, &registrations};
-  static const std::shared_ptr<RemoteMemory> remote = fuzz::Host::must(transport->import_memory(
-      fuzz::Host::must(transport->describe(piece, Access::kBoth)), local.size(), {}));
-  fuzz::forget_pairs();
-  host.arrivals.clear();
-  // The first half is ours, the second says what a peer would.
-  const std::unique_ptr<ChannelHalf> half = fuzz::Host::must(transport->open_channel());
-  Blob offer;
-  {
-    const std::unique_ptr<ChannelHalf> other = fuzz::Host::must(transport->open_channel());
-    offer = fuzz::Host::must(other->offer());
-  }
-  ChannelPeer peer;
-  peer.kick = [](void*) { return false; };
-  const std::unique_ptr<Channel> channel = fuzz::Host::must(half->join(std::move(offer), peer));
-  channel->drain();
+  static fuzz::RdmaWorld world;
+  fuzz::Host& host = world.host;
+  const std::unique_ptr<Channel> channel = world.join();
 
   std::array<Moving, kOperations> moving;
   std::uint64_t sequence = 0;
@@ -81,7 +41,9 @@ KVZC_FUZZ_TARGET(rdma_message)(fuzz::Bytes input) {
         message.header.type = static_cast<rdma::MessageType>(in.u8() % 9);
         message.header.code = in.u8();
         message.header.rail = in.u8() % (fuzz::kDevices + 1);
-        message.header.consumed = in.u8();
+        // Mostly no lie: those end it all.
+        const std::uint8_t consumed = in.u8();
+        message.header.consumed = consumed < 128 ? 0 : consumed;
         message.header.sequence = ++sequence;
         message.header.taken_tags = in.u8();
         const fuzz::Bytes body = in.part();
@@ -123,12 +85,12 @@ KVZC_FUZZ_TARGET(rdma_message)(fuzz::Bytes input) {
         for (unsigned left = in.u8() % 8; left > 0; --left) {
           at += in.u8();
           const std::uint64_t nbytes = in.u16() % 4096 + 1u;
-          operation.runs.push_back({local.data() + at, at, nbytes});
+          operation.runs.push_back({world.local.data() + at, at, nbytes});
           operation.nbytes += nbytes;
           at += nbytes;
         }
         const auto runs = static_cast<std::uint32_t>(operation.runs.size());
-        if (runs > 0) operation.segments.push_back({0, runs, remote.get(), piece});
+        if (runs > 0) operation.segments.push_back({0, runs, world.remote.get(), world.piece});
         operation.channel = nullptr;
         free->is_posted = true;
         channel->post(operation);
@@ -170,7 +132,7 @@ KVZC_FUZZ_TARGET(rdma_message)(fuzz::Bytes input) {
         fuzz::refuse_after(in.u8() % 8);
         break;
       default:
-        (void)channel->explain(*remote);
+        (void)channel->explain(*world.remote);
         (void)channel->is_quiet();
     }
   }
@@ -184,7 +146,7 @@ KVZC_FUZZ_TARGET(rdma_message)(fuzz::Bytes input) {
     KVZC_FUZZ_CHECK(is_over());
   }
   KVZC_FUZZ_CHECK(channel->is_quiet());
-  KVZC_FUZZ_CHECK(host.arrivals.size() <= kDepth + taken);
+  KVZC_FUZZ_CHECK(host.arrivals.size() <= fuzz::RdmaWorld::kDepth + taken);
 }
 
 }  // namespace kvzc

@@ -134,8 +134,12 @@ class QueuePair {
   std::uint32_t consumed() const { return consumed_; }
   std::uint32_t untold() const { return consumed_ - told_consumed_; }
   void told() { told_consumed_ = consumed_; }
-  void peer_consumed(std::uint32_t count) {
-    if (static_cast<std::int32_t>(count - peer_consumed_) > 0) peer_consumed_ = count;
+  // Gives false when the peer says that it has taken more than was ever sent.
+  [[nodiscard]] bool peer_consumed(std::uint32_t count) {
+    if (static_cast<std::int32_t>(count - peer_consumed_) <= 0) return true;  // Said before.
+    if (count - peer_consumed_ > sent_messages_ - peer_consumed_) return false;
+    peer_consumed_ = count;
+    return true;
   }
 
   // --- The end ---

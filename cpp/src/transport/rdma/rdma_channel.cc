@@ -24,6 +24,11 @@ constexpr std::uint64_t kFarBytes = 2u << 20;
 constexpr std::uint64_t kTurnBytes = 1u << 20;
 // Who posts looks at the queues once in so many posts.
 constexpr std::uint64_t kPostsPerLook = 16;
+// What a peer that keeps its promises stays far below: messages that overtake one on a rail that has
+// failed, questions of which it does not take the answers, slots of grants (EngineOptions::max_grants).
+constexpr std::uint64_t kMostAhead = 1u << 20;
+constexpr std::size_t kMostUnanswered = 1u << 17;
+constexpr std::uint32_t kMostSlots = 1u << 24;
 // What a thread gives to one that waits for the channel, before it takes its turn all the same.
 constexpr int kMostYields = 100;
 
@@ -688,7 +693,12 @@ void RdmaChannel::pump_messages() {
 
 void RdmaChannel::take_message(const Message& message, Endings& endings) {
   const MessageHeader& header = message.header;
-  shared_.pairs[header.rail]->peer_consumed(header.consumed);
+  if (!shared_.pairs[header.rail]->peer_consumed(header.consumed) ||
+      (header.sequence > shared_.seen_until &&
+       header.sequence - shared_.seen_until > kMostAhead)) {
+    lose_locked(Status(Code::kProtocol, "the peer counts messages that there never were"), endings);
+    return;
+  }
   if (header.taken_tags > shared_.peer_taken) {
     shared_.peer_taken = header.taken_tags;
     shared_.has_asked_for_credit = false;
@@ -885,6 +895,10 @@ Status RdmaChannel::fence(std::span<const FenceTicket> grants, std::int64_t dead
 }
 
 void RdmaChannel::take_fence_ask(const Message& message, Endings& endings) {
+  if (shared_.to_answer.size() >= kMostUnanswered || shared_.outgoing.size() >= kMostUnanswered) {
+    lose_locked(Status(Code::kProtocol, "the peer asks without taking the answers"), endings);
+    return;
+  }
   FenceToAnswer ask;
   std::memcpy(&ask.number, message.body, sizeof ask.number);
   for (std::size_t at = sizeof ask.number; at + sizeof(FenceEntry) <= message.header.body_bytes;
@@ -893,6 +907,10 @@ void RdmaChannel::take_fence_ask(const Message& message, Endings& endings) {
     std::memcpy(&entry, message.body + at, sizeof entry);
     const FenceTicket grant{entry.slot,
                             std::uint64_t{entry.epoch_high} << 32 | entry.epoch_low};
+    if (grant.slot >= kMostSlots) {
+      lose_locked(Status(Code::kProtocol, "the peer asks about a grant that cannot be"), endings);
+      return;
+    }
     ask.grants.push_back(grant);
     std::uint64_t& last = shared_.revoked[grant.slot];
     last = std::max(last, grant.epoch);
