@@ -49,7 +49,7 @@ has_header = echo "\#include <$(1)>" | $(CXX) -x c++ -E -
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all test-core test-python test-asan test-tsan test-rdma docs \
         test-rdma-demo test-aarch64 test-wheel lint bench bench-core bench-python bench-rdma stub clean \
-        distclean gtest verbs fuzz fuzz-corpus tidy
+        distclean gtest verbs fuzz fuzz-corpus tidy coverage
 
 help:
 	@echo "make demo         a real prefill/decode split on one host"
@@ -63,6 +63,7 @@ help:
 	@echo "make test-tsan    C++ tests under ThreadSanitizer"
 	@echo "make test-aarch64 C++ unit tests compiled for 64-bit ARM, under QEMU"
 	@echo "make fuzz         libFuzzer on everything that reads bytes of others; FUZZ_SECONDS=10 for each"
+	@echo "make coverage     C++ tests, and which lines of the core they run: build/coverage/coverage.html"
 	@echo "make test-wheel   the wheel in a clean environment of each CPython, 3.10 to 3.13"
 	@echo "make lint         ruff, mypy, and Clang on what each mutex guards"
 	@echo "make tidy         clang-tidy on the core, some minutes; TIDY_FILES='cpp/src/core/wire.cc' for these alone"
@@ -147,6 +148,15 @@ test-tsan: $(VENV)/.tools gtest
 	$(call build,tsan,$(SANITIZED) -DKVZC_SANITIZE=thread)
 	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 die_after_fork=0 report_thread_leaks=0" \
 	  $(CPP_LIMIT) $(TSAN_RUN) $(call ctest,tsan)
+
+# What a child that is killed has run does not count.
+coverage: $(VENV)/.tools gtest verbs
+	$(call build,coverage,-DKVZC_TESTS=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g --coverage')
+	find build/coverage -name '*.gcda' -delete
+	$(CPP_LIMIT) $(call ctest,coverage)
+	@$(PIP) gcovr
+	cd build/coverage && ../../$(PY) -m gcovr --root ../.. --filter '../../cpp/(src|include)/' \
+	  --gcov-ignore-errors=all --html-details coverage.html --txt-summary --txt coverage.txt
 
 fuzz: $(VENV)/.tools verbs
 	-$(call need,command -v clang++,clang libclang-rt-dev)
