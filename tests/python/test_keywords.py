@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import pickle
+import weakref
 from collections.abc import Callable
 
 import kvzc
@@ -87,6 +90,19 @@ def test_a_method_is_one(pair: Pair) -> None:
         assert method.__doc__ is not None
         assert method.__doc__.startswith(method.__name__ + "(")
         assert "notify: bytes | None = None" in method.__doc__
+
+
+def test_a_function_of_the_module_can_be_sent_copied_and_watched() -> None:
+    assert pickle.loads(pickle.dumps(kvzc.put)) is kvzc.put
+    assert copy.deepcopy(kvzc.get_many) is kvzc.get_many
+    assert weakref.ref(kvzc.put)() is kvzc.put
+    with pytest.raises(TypeError, match="cannot create"):
+        type(kvzc.put)()
+
+    class Other:
+        put = kvzc.put
+
+    assert Other().put is kvzc.put
 
 
 def test_the_module_does_as_the_default_engine() -> None:

@@ -388,6 +388,56 @@ def owner_start(state: State, nbytes: int, arrival_depth: int = 65536) -> str:
     return text
 
 
+FORKS_WHILE_IT_WAITS = """
+import os
+import signal
+import threading
+import warnings
+
+import kvzc
+
+warnings.simplefilter("ignore", DeprecationWarning)
+engine = kvzc.Engine()
+region = engine.register(engine.empty((8,), "uint8"))
+target = region.handle()
+children = []
+
+
+def on_signal(*args: object) -> None:
+    pid = os.fork()
+    if pid != 0:
+        children.append(pid)
+
+
+def go_on() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while not children:
+        pass
+    print("status", os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), flush=True)
+    target.notify(b"late", engine=engine)
+
+
+signal.signal(signal.SIGUSR1, on_signal)
+parent = os.getpid()
+thread = threading.Timer(0.2, go_on)
+thread.start()
+try:
+    engine.arrivals.wait(b"late", timeout=20)
+except kvzc.Error as error:
+    assert os.getpid() != parent, error
+    os._exit(7)
+assert os.getpid() == parent
+thread.join()
+print("arrived", flush=True)
+"""
+
+
+def test_a_signal_handler_may_fork_while_its_thread_waits_for_a_tag() -> None:
+    ended = run_script(FORKS_WHILE_IT_WAITS)
+    assert (ended.status, ended.errors) == (0, "")
+    assert ended.output.split() == ["status", "7", "arrived"]
+
+
 def fork_and_leave_a_child(state: State, seconds: float) -> int:
     """Forks a child that keeps what it inherited for a while."""
     import warnings

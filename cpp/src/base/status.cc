@@ -25,9 +25,9 @@ Code code_from_wire(std::uint8_t number) {
 }
 
 namespace {
-// Made when the library is loaded.
-const std::string no_memory_text =
-    "no memory is left for what the transfer needs; move fewer at once, or raise the process's limit";
+// Made when the library is loaded, and never gone: threads may outlive what the program unmakes.
+const std::string& no_memory_text = *new std::string(
+    "no memory is left for what the transfer needs; move fewer at once, or raise the process's limit");
 }  // namespace
 
 Status Status::out_of_memory() {

@@ -49,6 +49,9 @@ constexpr std::int64_t kMostDeviceSpinNs = 2'000'000;
 // How often a thread that waits for tags is asked whether it still wants to.
 constexpr std::int64_t kAskNs = 50'000'000;
 
+// Made when the library is loaded: what is refused for want of memory is abandoned without any.
+const Status& never_started = *new Status(Code::kCancelled, "never started");
+
 Status closed() { return Status(Code::kClosed, "the engine is closed; make another one"); }
 
 // A shortage passes; asked again, it may go well.
@@ -917,6 +920,22 @@ bool EngineCore::do_runs_meet(const OperationSlot& slot) {
 }
 
 Status EngineCore::dispatch(OperationSlot& slot, const Binding::Resolved& resolved) {
+  Status ready;
+  try {
+    ready = prepare(slot, resolved);
+  } catch (const std::bad_alloc&) {
+    ready = Status::out_of_memory();
+  }
+  if (!ready.is_ok()) {
+    if (std::exchange(slot.has_credit, false)) resolved.channel->return_credit(slot.tag.nbytes);
+    return ready;
+  }
+  resolved.channel->post(slot);
+  return Status::ok();
+}
+
+// All that a post needs; what throws or fails has moved nothing.
+Status EngineCore::prepare(OperationSlot& slot, const Binding::Resolved& resolved) {
   if (slot.has_tag && !slot.has_credit) {
     Status credit = resolved.channel->take_credit(slot.tag.nbytes);
     if (!credit.is_ok()) return credit;
@@ -931,7 +950,6 @@ Status EngineCore::dispatch(OperationSlot& slot, const Binding::Resolved& resolv
           ? runs_into_itself(slot.runs[0], slot.segments[0].local, *slot.segments[0].remote)
           : do_runs_meet(slot);
   if (is_into_itself) {
-    if (std::exchange(slot.has_credit, false)) resolved.channel->return_credit(slot.tag.nbytes);
     return Status(Code::kInvalidArgument,
                   "source and target overlap: they share bytes of one allocation");
   }
@@ -946,15 +964,13 @@ Status EngineCore::dispatch(OperationSlot& slot, const Binding::Resolved& resolv
   slot.road = resolved.endpoint;
   slot.traffic = &resolved.traffic->in(slot.direction);
   if (trace_ || slot.has_waited) slot.posted_ns = now_ns();
-  Channel* const channel = resolved.channel;
   slot.pins.push_back(resolved.shared_from_this());
-  channel->post(slot);
   return Status::ok();
 }
 
 void EngineCore::abandon(OperationSlot* slot) {
   // Ended, so that nobody who might look at it waits.
-  slot->state.end(Status(Code::kCancelled, "never started"), 0);
+  slot->state.end(Status(never_started), 0);
   counters_.running.fetch_sub(1, std::memory_order_seq_cst);
   wake_for_room();
   deadlines_.remove(*slot);
@@ -997,12 +1013,20 @@ Result<OperationSlot*> EngineCore::begin(Direction direction, const TransferOpti
                                          " transfers are running, which is as many as this engine "
                                          "was made for");
   }
-  OperationSlot* slot = operations_.take();
+  OperationSlot* slot = nullptr;
+  try {
+    slot = operations_.take();
+    if (trace_) slot->label = options.label;
+  } catch (const std::bad_alloc&) {
+    if (slot != nullptr) operations_.give_back(slot);
+    counters_.running.fetch_sub(1, std::memory_order_seq_cst);
+    wake_for_room();
+    return Status::out_of_memory();
+  }
   slot->begin_references(2);  // One for the running operation, one for the caller's Transfer.
   slot->state.restart(now_ns());
   slot->direction = direction;
   slot->after = options.after;
-  if (trace_) slot->label = options.label;
   if (options.notify) {
     slot->has_tag = true;
     slot->tag.nbytes = static_cast<std::uint8_t>(options.notify->size());
@@ -1140,9 +1164,9 @@ Result<Transfer> EngineCore::submit(Direction direction, Binding& binding,
   OperationSlot* const slot = *begun;
   // Only one that may wait in it is taken out of it again.
   if (way == nullptr) slot->binding = binding.shared_from_this();
-  set_deadline(*slot, options.deadline_ns);
   Status status;
   try {
+    set_deadline(*slot, options.deadline_ns);
     status = fill_slot(*slot);
   } catch (const std::exception&) {  // No memory, or a list that no memory would hold.
     status = Status::out_of_memory();
@@ -1162,7 +1186,14 @@ Result<Transfer> EngineCore::submit(Direction direction, Binding& binding,
     return transfer;
   }
   std::shared_ptr<const Binding::Resolved> resolved;
-  switch (way != nullptr ? Binding::Next::kPost : binding.enter(*slot, &resolved, &status)) {
+  Binding::Next next = Binding::Next::kPost;
+  try {
+    if (way == nullptr) next = binding.enter(*slot, &resolved, &status);
+  } catch (const std::bad_alloc&) {
+    abandon(slot);
+    return Status::out_of_memory();
+  }
+  switch (next) {
     case Binding::Next::kPost:
       status = dispatch(*slot, way != nullptr ? *way : *resolved);
       break;
@@ -1779,6 +1810,7 @@ class EngineCore::Expectation {
     core_.inbox_.begin_wait(tag_);
   }
   ~Expectation() {
+    if (core_.is_forked_child()) return;
     core_.inbox_.end_wait(tag_);
     // What is left of it may be polled now, and whoever sleeps on the descriptor has not heard of it.
     if (core_.has_arrivals_fd_.load(std::memory_order_seq_cst) && core_.inbox_.has_pollable()) {
@@ -1842,8 +1874,11 @@ Result<std::vector<Arrival>> EngineCore::wait_arrivals(std::string_view tag, std
       break;
     }
     const std::int64_t now = now_ns();
-    const bool is_given_up = now >= ask_ns && !go_on();
-    if (now >= ask_ns) ask_ns = now + kAskNs;
+    const bool must_ask = now >= ask_ns;
+    const bool is_given_up = must_ask && !go_on();
+    // What it has called may have forked: the child has none of this.
+    if (fork_guard_.is_forked_child()) return forked();
+    if (must_ask) ask_ns = now + kAskNs;
     if (now >= deadline_ns || is_given_up) {
       outcome = Status(Code::kTimedOut, "the tag '" + std::string(tag) + "' did not arrive " +
                                             (count > 1 ? std::to_string(count) + " times " : "") +

@@ -265,6 +265,7 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
   void trace(const OperationSlot& slot, const Status& status, std::int64_t done_ns);
   // Posts, or gives kWouldBlock when the tag has no credit, or another reason why not.
   inline Status dispatch(OperationSlot& slot, const Binding::Resolved& resolved);
+  inline Status prepare(OperationSlot& slot, const Binding::Resolved& resolved);
   void abandon(OperationSlot* slot);
   class WaitCount;
   class Expectation;

@@ -21,7 +21,8 @@ struct Counts {
   int clock_looks = 0;
 };
 thread_local Counts counts;
-thread_local bool is_memory_out = false;
+// So many more succeed on this thread; negative: all.
+thread_local int allocations_left = -1;
 
 }  // namespace
 
@@ -41,6 +42,8 @@ int __wrap_clock_gettime(clockid_t clock, timespec* now) {
 // Not inlined: where GCC sees one of a pair and not the other, it warns that they do not fit.
 [[gnu::noinline]] void* operator new(std::size_t nbytes) {
   ++counts.allocations;
+  const bool is_memory_out = allocations_left == 0;
+  if (allocations_left > 0) --allocations_left;
   void* const memory = is_memory_out ? nullptr : std::malloc(nbytes);
   if (memory != nullptr) return memory;
   throw std::bad_alloc();
@@ -186,14 +189,49 @@ TEST_F(BudgetTest, WithoutMemoryForAReasonTheTagComesWithTheCode) {
   owner_->poll_arrivals(10);
   ASSERT_TRUE(grant.revoke(INT64_MAX, Force::kNo).is_ok());
   // The writer finds that out when it looks, and has a long reason to give.
-  is_memory_out = true;
+  allocations_left = 0;
   Result<Transfer> transfer = writer_->try_put({&item, 1}, options);
-  is_memory_out = false;
+  allocations_left = -1;
   ASSERT_TRUE(transfer.is_ok());
   EXPECT_EQ(transfer->status().code(), Code::kLimitExceeded);
   const std::vector<Arrival> came = owner_->poll_arrivals(10);
   ASSERT_EQ(came.size(), 1u);
   EXPECT_EQ(came[0].code, Code::kLimitExceeded);
+}
+
+// Each time one allocation later: what was accepted ends, and what was not leaves nothing behind.
+TEST_F(BudgetTest, WhereverMemoryRunsOutAPutEndsOrIsRefused) {
+  const Index parts[] = {Slice{0, kBytes, std::nullopt}, Slice{0, 100'000, 2}, kEightBytes};
+  for (const Index& part : parts) {
+    bool has_enough = false;
+    for (int enough = 0; !has_enough; ++enough) {
+      ASSERT_LT(enough, 1000);
+      // Afresh, so that no list has grown.
+      const std::shared_ptr<Engine> writer = make_engine(nullptr);
+      const RemoteView target = RemoteView::from_bytes(encode_handle(region_.handle().take()).take()).take();
+      ASSERT_TRUE(writer->connect(target).take().wait(INT64_MAX).is_ok());
+      LocalView from = writer->find_or_borrow(spec_of(source_.data())).take();
+      from.view = index_view(from.view, {&part, 1}).take();
+      const RemoteView to = target.index({&part, 1}).take();
+      const TransferItem item{&from, &to};
+      TransferOptions options;
+      options.notify = "ready";
+      options.deadline_ns = now_ns() + 60'000'000'000;
+      allocations_left = enough;
+      Result<Transfer> transfer = writer->try_put({&item, 1}, options);
+      has_enough = allocations_left > 0;
+      allocations_left = -1;
+      if (transfer.is_ok()) {
+        ASSERT_TRUE(transfer->wait(now_ns() + 20'000'000'000).is_ok()) << enough;
+        EXPECT_TRUE(transfer->status().is_ok() || transfer->status().code() == Code::kLimitExceeded);
+      } else {
+        EXPECT_EQ(transfer.status().code(), Code::kLimitExceeded) << transfer.status().to_string();
+      }
+      EXPECT_EQ(owner_->poll_arrivals(10).size(), transfer.is_ok() ? 1u : 0u) << enough;
+      EXPECT_EQ(writer->stats().transfers_running, 0u) << enough;
+      EXPECT_TRUE(writer->close(now_ns() + 5'000'000'000).is_ok()) << enough;
+    }
+  }
 }
 
 TEST_F(BudgetTest, APutOfManyRunsTakesNoMemoryOnceTheListsHaveGrown) {

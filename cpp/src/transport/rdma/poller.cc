@@ -23,6 +23,8 @@ constexpr std::int64_t kSpinNs = 20'000;
 // While somebody is active it looks once in so long for what was left alone: longer where it finds nothing.
 constexpr std::int64_t kNapNs = 1'000'000;
 constexpr std::int64_t kMostNapNs = 8'000'000;
+// So often at most, one after the other, for what has come before events were asked for.
+constexpr int kMostLooks = 64;
 // Whoever was active counts as active for so long: between two marks the poller may well look twice, and
 // an event that it asked for in between would cut into the next post.
 constexpr std::int64_t kActiveNs = 2 * kMostNapNs;
@@ -153,9 +155,15 @@ void Poller::nap() {
   bool is_armed_anew = false;
   for (const auto& rail : rails_) is_armed_anew |= rail->arm(Rail::Events::kMessages);
   // What came before it was armed makes no event. Else a look would only take from whoever looks.
-  const bool has_come = (is_armed_anew || !is_looked_for) && look_surely();
+  bool has_come = false;
+  for (int looks = 0; looks < kMostLooks && (is_armed_anew || !is_looked_for); ++looks) {
+    if (!look_surely()) break;
+    has_come = true;
+  }
   const bool was_left_alone = has_come && !is_looked_for;
-  nap_ns_ = was_left_alone ? kNapNs : std::clamp(2 * nap_ns_, kNapNs, kMostNapNs);
+  // Whoever looked may have stopped just after: then only the nap after this one ends in a look.
+  const std::int64_t most_ns = is_looked_for ? kMostNapNs / 2 : kMostNapNs;
+  nap_ns_ = was_left_alone ? kNapNs : std::clamp(2 * nap_ns_, kNapNs, most_ns);
   if (!was_left_alone) doze();
 }
 

@@ -782,6 +782,7 @@ Status RdmaChannel::take_credit(std::size_t) {
 void RdmaChannel::return_credit(std::size_t) {
   const MutexLock lock(shared_.mutex);
   --shared_.reserved_tags;
+  tell_change();
 }
 
 void RdmaChannel::wait_for_credit(std::size_t, std::int64_t timeout_ns) {

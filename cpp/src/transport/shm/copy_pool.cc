@@ -27,15 +27,20 @@ CopyPool::CopyPool(std::uint32_t threads, OperationSink& operations)
 void CopyPool::submit(Operation& operation) {
   UniqueLock lock(mutex_);
   if (!is_stopping_) start_threads();
-  if (is_stopping_ || threads_.empty()) {
-    // There is no thread for it: the caller is slower, but gets there.
+  bool is_queued = !is_stopping_ && !threads_.empty();
+  try {
+    if (is_queued) queue_.push_back(&operation);
+  } catch (const std::bad_alloc&) {
+    is_queued = false;
+  }
+  if (!is_queued) {
+    // There is no thread for it, or no room: the caller is slower, but gets there.
     lock.unlock();
     operation.channel.load(std::memory_order_acquire)->help(operation, INT64_MAX);
     return;
   }
   // The queue's own reference: the operation may end, by a helper, before a thread gets to it.
   operations_.retain(operation);
-  queue_.push_back(&operation);
   if (operation.chunks.size() > 1) {
     has_work_.notify_all();
   } else {
@@ -57,7 +62,7 @@ void CopyPool::start_threads() {
       ++running_;
       pthread_setname_np(threads_.back().native_handle(), "kvzc-copy");
     }
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // No thread, or no memory for one.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

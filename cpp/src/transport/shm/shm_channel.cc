@@ -82,7 +82,7 @@ void ShmChannel::post(Operation& operation) {
   // Nobody may claim a chunk of a small operation: this thread does them all.
   operation.next_chunk.store(is_small ? count : 0, std::memory_order_relaxed);
   operation.chunks_left.store(count, std::memory_order_relaxed);
-  if (!is_small) {
+  if (!is_small && count > 0) {
     // From the store on, waiters help: they may end the operation and drop it before this thread
     // has queued it.
     host_.operations.retain(operation);
