@@ -151,12 +151,12 @@ test-tsan: $(VENV)/.tools gtest
 
 # What a child that is killed has run does not count.
 coverage: $(VENV)/.tools gtest verbs
-	$(call build,coverage,-DKVZC_TESTS=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g --coverage')
+	$(call build,coverage,-DKVZC_TESTS=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g --coverage -fprofile-update=atomic')
 	find build/coverage -name '*.gcda' -delete
 	$(CPP_LIMIT) $(call ctest,coverage)
 	@$(PIP) gcovr
 	cd build/coverage && ../../$(PY) -m gcovr --root ../.. --filter '../../cpp/(src|include)/' \
-	  --gcov-ignore-errors=all --html-details coverage.html --txt-summary --txt coverage.txt
+	  --gcov-ignore-errors=all --gcov-ignore-parse-errors=negative_hits.warn --html-details coverage.html --txt-summary --txt coverage.txt
 
 fuzz: $(VENV)/.tools verbs
 	-$(call need,command -v clang++,clang libclang-rt-dev)
