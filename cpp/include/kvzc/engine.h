@@ -80,7 +80,7 @@ class Transfer {
 
   Transfer() = default;
   Transfer(std::shared_ptr<EngineCore> core, OperationSlot* slot);
-  explicit Transfer(Ended ended) : ended_(std::move(ended)) {}
+  explicit Transfer(Ended&& ended) : ended_(std::move(ended)) {}
   Transfer(const Transfer& other) : core_(other.core_), slot_(other.slot_), ended_(other.ended_) {
     if (slot_ != nullptr) retain();
   }

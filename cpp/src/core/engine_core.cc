@@ -1095,8 +1095,8 @@ Result<Transfer> EngineCore::try_submit(Direction direction, std::span<const Tra
                   remote.view.tensors[0]);
   }
   if (run && way != nullptr && way->channel->is_prompt()) {
-    if (std::optional<Transfer> ended = try_now(direction, items[0], *run, options, *way)) {
-      return *std::move(ended);
+    if (std::optional<Transfer::Ended> ended = try_now(direction, items[0], *run, options, *way)) {
+      return Result<Transfer>(std::in_place, *std::move(ended));
     }
   }
   return submit(direction, binding, way, options, purpose, [&](OperationSlot& slot) {
@@ -1115,9 +1115,9 @@ Result<Transfer> EngineCore::try_run(Direction direction, const RunCutter& cutte
                 [&](OperationSlot& slot) { return fill(slot, cutter); });
 }
 
-std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferItem& item,
-                                            const Run& run, const TransferOptions& options,
-                                            const Binding::Resolved& resolved) {
+std::optional<Transfer::Ended> EngineCore::try_now(Direction direction, const TransferItem& item,
+                                                   const Run& run, const TransferOptions& options,
+                                                   const Binding::Resolved& resolved) {
   if (trace_) return std::nullopt;
   if (options.notify && options.notify->size() > kMaxTagBytes) return std::nullopt;
   // After the visit is announced: close() looks in the other order.
@@ -1129,12 +1129,14 @@ std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferI
   Traffic& traffic = resolved.traffic->in(direction);
   const bool is_small = run.nbytes <= kUntimedBytes;
   const bool is_timed = !is_small || traffic.is_to_be_timed();
-  Transfer::Ended ended;
-  ended.submitted_ns = now_ns();
-  if (options.deadline_ns <= ended.submitted_ns) return std::nullopt;
+  const std::int64_t now = now_ns();
+  if (options.deadline_ns <= now) return std::nullopt;
   std::optional<Status> status = resolved.channel->do_now(
       {direction, &memory, run, resolved.fence, options.notify ? &*options.notify : nullptr});
   if (!status) return std::nullopt;
+  std::optional<Transfer::Ended> out(std::in_place);  // Made where it is returned.
+  Transfer::Ended& ended = *out;
+  ended.submitted_ns = now;
   ended.done_ns = is_timed ? now_ns() : ended.submitted_ns;
   if (status->is_ok() && is_small) {
     traffic.count_small(run.nbytes, is_timed ? ended.done_ns - ended.submitted_ns : -1);
@@ -1148,7 +1150,7 @@ std::optional<Transfer> EngineCore::try_now(Direction direction, const TransferI
   ended.nbytes = run.nbytes;
   ended.transport = resolved.transport;
   ended.status = *std::move(status);
-  return Transfer(std::move(ended));
+  return out;
 }
 
 template <typename Fill>

@@ -203,9 +203,9 @@ class EngineCore final : public std::enable_shared_from_this<EngineCore>,
 
   // Does one that is small and goes to a peer that is reached, on this thread and without a slot.
   // Nothing: it takes the long way. Requires: `run` is all of the item.
-  std::optional<Transfer> try_now(Direction direction, const TransferItem& item, const Run& run,
-                                  const TransferOptions& options,
-                                  const Binding::Resolved& resolved);
+  std::optional<Transfer::Ended> try_now(Direction direction, const TransferItem& item,
+                                         const Run& run, const TransferOptions& options,
+                                         const Binding::Resolved& resolved);
   Result<Transfer> submit_nothing(const RemoteView& target, const TransferOptions& options,
                                   Purpose purpose);
   // Errors: kUnsupported, kAccessDenied: the handle does not let bytes move this way.
