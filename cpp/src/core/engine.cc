@@ -390,7 +390,6 @@ Result<std::vector<Arrival>> Engine::wait_arrivals(std::string_view tag, std::si
   return core_->wait_arrivals(tag, count, peer, deadline_ns, go_on);
 }
 
-
 std::vector<Arrival> Engine::poll_arrivals(std::size_t most) { return core_->poll_arrivals(most); }
 void Engine::forget_arrivals(std::string_view tag) { core_->forget_arrivals(tag); }
 int Engine::arrivals_fd() { return core_->arrivals_fd(); }

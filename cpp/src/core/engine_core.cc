@@ -1275,7 +1275,12 @@ Result<Transfer> EngineCore::try_notify(const PeerInfo& target, const TransferOp
   Result<OperationSlot*> begun = begin(Direction::kPut, options);
   if (!begun.is_ok()) return begun.status();
   OperationSlot* const slot = *begun;
-  set_deadline(*slot, options.deadline_ns);
+  try {
+    set_deadline(*slot, options.deadline_ns);
+  } catch (const std::bad_alloc&) {
+    abandon(slot);
+    return Status::out_of_memory();
+  }
   Channel* const channel = endpoint->tag_channel();
   status = channel->take_credit(slot->tag.nbytes);
   if (!status.is_ok()) {
